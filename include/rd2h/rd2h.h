@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef RD2H_H
+#define RD2H_H
+/* The public C API of rd2h: one header a subject, this one for all of them. */
+#include <rd2h/decode.h>
+#include <rd2h/engine.h>
+#include <rd2h/layout.h>
+#include <rd2h/log.h>
+#include <rd2h/plan.h>
+#include <rd2h/prefill.h>
+#include <rd2h/scheduler.h>
+#include <rd2h/status.h>
+#include <rd2h/version.h>
+#endif

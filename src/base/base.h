@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef RD2H_BASE_H
+#define RD2H_BASE_H
+/* The room everything stands on: memory, log, clock, errors, containers. Includes nothing of the other rooms. */
+#include <rd2h/log.h>
+#include <rd2h/status.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define RD2H_PRINTF(a, b) __attribute__((format(printf, a, b)))
+#define RD2H_COUNT(a) (sizeof(a) / sizeof((a)[0]))
+#define RD2H_INDEX_NONE UINT32_MAX
+
+/* ---- memory: all of librd2h's goes through the hooks ---- */
+void *rd2h_alloc(size_t n);                 /* NULL when out of memory */
+void *rd2h_zalloc(size_t n);
+void *rd2h_realloc(void *p, size_t n);
+void *rd2h_calloc(size_t n, size_t size);   /* checks the product, zeroed */
+char *rd2h_strdup(const char *s);
+char *rd2h_strndup(const char *s, size_t n);
+void rd2h_free(void *p);
+uint64_t rd2h_alloc_count(void);            /* calls so far, for the tests that count them */
+/* Fails the n-th allocation from now (1: the next); 0: never. For tests. */
+void rd2h_alloc_fail_at(uint64_t n);
+
+/* ---- errors: fills err (may be NULL) and returns status ---- */
+int rd2h_fail(struct rd2h_error *err, int status, const char *fmt, ...) RD2H_PRINTF(3, 4);
+int rd2h_nomem(struct rd2h_error *err, const char *what);
+
+/* ---- log ---- */
+bool rd2h_log_on(int level);
+void rd2h_logf(int level, const char *fmt, ...) RD2H_PRINTF(2, 3);
+#define RD2H_ERR(...) rd2h_logf(RD2H_LOG_ERROR, __VA_ARGS__)
+#define RD2H_WARN(...) rd2h_logf(RD2H_LOG_WARN, __VA_ARGS__)
+#define RD2H_INFO(...) do { if (rd2h_log_on(RD2H_LOG_INFO)) rd2h_logf(RD2H_LOG_INFO, __VA_ARGS__); } while (0)
+#define RD2H_DEBUG(...) do { if (rd2h_log_on(RD2H_LOG_DEBUG)) rd2h_logf(RD2H_LOG_DEBUG, __VA_ARGS__); } while (0)
+
+/* ---- clock ---- */
+uint64_t rd2h_now_ns(void); /* CLOCK_BOOTTIME */
+#define RD2H_MS UINT64_C(1000000)
+#define RD2H_NEVER UINT64_MAX
+int rd2h_random(void *p, size_t n); /* getrandom; 0 or IO */
+
+/* ---- views and arena ---- */
+struct rd2h_str {
+  const char *p;
+  uint32_t n;
+};
+/* Bump allocator over one block that grows only when told to; alloc returns NULL when full. 16-byte aligned. */
+struct rd2h_arena {
+  uint8_t *p;
+  size_t used, cap;
+};
+int rd2h_arena_reserve(struct rd2h_arena *, size_t cap); /* grows the (empty) arena to at least cap; NOMEM */
+void *rd2h_arena_alloc(struct rd2h_arena *, size_t n);
+void rd2h_arena_reset(struct rd2h_arena *);
+void rd2h_arena_free(struct rd2h_arena *);
+
+/* ---- growable byte buffer ---- */
+struct rd2h_buf {
+  uint8_t *p;
+  size_t len, cap;
+  bool failed; /* an append ran out of memory: checked once at the end */
+};
+void rd2h_buf_put(struct rd2h_buf *, const void *p, size_t n);
+bool rd2h_buf_room(struct rd2h_buf *, size_t n); /* makes room for n more */
+void rd2h_buf_reset(struct rd2h_buf *);          /* keeps the memory */
+void rd2h_buf_free(struct rd2h_buf *);
+
+/* ---- hash map: bytes -> uint32_t (an index); open addressing, keys copied ---- */
+struct rd2h_map;
+struct rd2h_map *rd2h_map_create(void);
+void rd2h_map_destroy(struct rd2h_map *);
+uint32_t rd2h_map_get(const struct rd2h_map *, const void *key, size_t n);  /* RD2H_INDEX_NONE: absent */
+int rd2h_map_put(struct rd2h_map *, const void *key, size_t n, uint32_t v); /* inserts or replaces; NOMEM */
+uint32_t rd2h_map_del(struct rd2h_map *, const void *key, size_t n);        /* returns the old value or NONE */
+uint32_t rd2h_map_size(const struct rd2h_map *);
+/* Iteration in no order; *it starts at 0; returns false at the end. The map must not change meanwhile. */
+bool rd2h_map_next(const struct rd2h_map *, uint32_t *it, const void **key, size_t *n, uint32_t *v);
+
+/* ---- slab: stable indices for fixed-size records, freed ones reused ---- */
+struct rd2h_slab {
+  uint8_t **chunk; /* chunks of 64 records: a record never moves */
+  uint32_t item, n_chunk, cap_chunk, free_head, live, limit, next;
+};
+void rd2h_slab_init(struct rd2h_slab *, size_t item_size, uint32_t limit); /* item_size >= 4 */
+uint32_t rd2h_slab_take(struct rd2h_slab *); /* zeroed record; NONE: out of memory or at the limit */
+void rd2h_slab_give(struct rd2h_slab *, uint32_t i);
+void *rd2h_slab_at(const struct rd2h_slab *, uint32_t i);
+bool rd2h_slab_live(const struct rd2h_slab *, uint32_t i);
+void rd2h_slab_free(struct rd2h_slab *);
+
+/* ---- min-heap of deadlines; a key may be in it several times, the owner checks on pop whether it still means something ---- */
+struct rd2h_heap {
+  struct rd2h_heap_item {
+    uint64_t at;
+    uint64_t key;
+  } *item;
+  uint32_t n, cap;
+};
+int rd2h_heap_push(struct rd2h_heap *, uint64_t at, uint64_t key);
+bool rd2h_heap_pop(struct rd2h_heap *, uint64_t now, uint64_t *key); /* pops one item with at <= now */
+uint64_t rd2h_heap_next(const struct rd2h_heap *);                   /* RD2H_NEVER when empty */
+void rd2h_heap_free(struct rd2h_heap *);
+
+#endif
