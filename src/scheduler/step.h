@@ -7,13 +7,17 @@
 
 #define RD2H_STEP_REVISION 1u
 #define RD2H_ATTEMPT_LEN 16u
+#define RD2H_STEP_MAX_ID 1024u     /* bytes of a request id, internal or external */
+#define RD2H_STEP_MAX_HOST 255u
+#define RD2H_STEP_MAX_ENGINE 1024u
 
 /* One request that publishes blocks in this step (or only ends, with empty lists). */
 struct rd2h_step_send {
   struct rd2h_str id, ext_id;
   struct rd2h_str host;      /* Decode's control address */
-  uint32_t base_port, d_tp;  /* rank r listens at base_port + r */
-  struct rd2h_str engine_id; /* Decode's: another one at the same address is a new incarnation */
+  uint32_t base_port, d_tp;  /* rank r listens at base_port + r; d_tp 0: Decode has not said, as many ranks as Prefill has */
+  struct rd2h_str engine_id; /* Decode's, with "/<incarnation>" where the rendezvous names it: another one at the same address is a
+                                new incarnation */
   bool has_attempt;          /* the rendezvous came from a Decode that knows the extension */
   bool has_dspark;           /* it carried dspark_context_generation: never send poison batches */
   uint8_t attempt[RD2H_ATTEMPT_LEN];
@@ -40,6 +44,9 @@ struct rd2h_step_install {
 };
 struct rd2h_step_end {
   struct rd2h_str id;
+  /* An install of this id went out in an earlier step. A worker that does not know the id then has reported it already and does
+   * nothing; without the flag it has never heard of it and reports it now: either way every worker reports every id once. */
+  bool installed;
   int status; /* ABORTED, or why the rendezvous failed */
   struct rd2h_str text;
 };
