@@ -45,7 +45,8 @@ static void to_stderr(int level, const char *line) {
   clock_gettime(CLOCK_REALTIME, &ts);
   gmtime_r(&ts.tv_sec, &tm);
   strftime(when, sizeof when, "%FT%T", &tm);
-  int n = snprintf(out, sizeof out, "%s.%03ldZ rd2h[%ld] %s: %s\n", when, ts.tv_nsec / 1000000, (long)getpid(), level_names[level], line);
+  int n = snprintf(out, sizeof out, "%s.%03ldZ rd2h[%ld] %s: %s\n", when, ts.tv_nsec / 1000000, (long)getpid(),
+                   level_names[level], line);
   if (write(STDERR_FILENO, out, (size_t)n) < 0)
     return; /* nowhere left to say it */
 }
