@@ -5,6 +5,9 @@
 #include "base/base.h"
 #include <rd2h/layout.h>
 
+#define RD2H_LAYOUT_MAX_LAYERS 1024u /* cache layers of one rank */
+#define RD2H_LAYOUT_MAX_TEXT 512u    /* bytes of a layer name, of the fingerprint */
+
 struct rd2h_tensor {
   uint64_t base;
   uint64_t block_len; /* bytes of a row */
