@@ -14,6 +14,10 @@ typedef void (*rd2h_log_fn)(void *user, int level, const char *line);
 /* Set before any object is created. NULL restores the default: standard error, level WARN or what RD2H_LOG names
  * (error, warn, info, debug). */
 RD2H_API void rd2h_log_set(rd2h_log_fn fn, void *user, int max_level);
+/* Sends the lines to a descriptor instead, "<level> <line>\n", one write each: for languages whose callbacks must not come from
+ * foreign threads. Non-blocking descriptors drop a line that does not fit; the next one that does says how many. fd < 0 restores
+ * the default. The descriptor stays the caller's and open until another rd2h_log_*_set. */
+RD2H_API void rd2h_log_fd_set(int fd, int max_level);
 
 /* Memory hooks, process-wide; set before the first other call of the library. All three or none. */
 struct rd2h_allocator {
