@@ -24,7 +24,7 @@ static void to_fd(void *user, int level, const char *line) {
   int fd = atomic_load(&target);
   uint64_t lost = atomic_exchange(&dropped, 0);
   if (lost) {
-    char text[64];
+    char text[96];
     snprintf(text, sizeof text, "%llu log lines were dropped: their reader is too slow", (unsigned long long)lost);
     if (!put(fd, RD2H_LOG_WARN, text)) {
       atomic_fetch_add(&dropped, lost + 1);
