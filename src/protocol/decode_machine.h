@@ -28,10 +28,12 @@ struct rd2h_dm_cfg {
 };
 
 enum rd2h_da_kind {
-  RD2H_DA_CONNECT = 1, /* peer: connect the engine with meta (alive now), then rd2h_dm_connected() */
+  RD2H_DA_CONNECT = 1, /* peer: connect the engine with meta (alive now), then rd2h_dm_connected(). Comes again when a peer sends new
+                          metadata: then the old engine peer is disconnected first (nothing of it is in flight) */
   RD2H_DA_REPLY,       /* send `reply` to peer: ACK, META_ACK (ext: ours), META_NAK (text), DONE, FAILED (layer_idx, text, seq, msg) */
   RD2H_DA_PLAN,        /* batch, msg: rd2h_dm_plan() into the worker's arrays, then rd2h_dm_planned(); if descriptors came out,
-                          submit and later rd2h_dm_read_done() exactly once (also when submit fails) */
+                          submit and later rd2h_dm_read_done() exactly once (also when submit fails). Comes again for the same
+                          batch, after its read is done, when requests of it had to wait for their destinations */
   RD2H_DA_CANCEL,      /* batch: ask the engine to cancel it; it still completes */
   RD2H_DA_FREE_MSG,    /* msg is no longer needed */
   RD2H_DA_PROBE,       /* send an empty frame; if the transport says unreachable: rd2h_dm_peer_lost() */

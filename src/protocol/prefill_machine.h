@@ -22,12 +22,14 @@ struct rd2h_pm_cfg {
 
 enum rd2h_pa_kind {
   RD2H_PA_CONNECT = 1, /* endpoint: open a connection; later rd2h_pm_connected() or rd2h_pm_disconnected(), with this epoch */
-  RD2H_PA_CLOSE,       /* endpoint, epoch: close the connection; nothing more may be reported for the epoch */
+  RD2H_PA_CLOSE,       /* endpoint, epoch: close the connection; what was sent before it may linger, bounded (a CANCEL may be in
+                          it); events of the epoch are ignored from now on */
   RD2H_PA_SEND_META,   /* endpoint: send MF_META */
   RD2H_PA_SEND_BATCH,  /* endpoint, batch (cookie): rd2h_pm_sending(), then send READY with the requests it names and seq */
   RD2H_PA_SEND_DONE,   /* endpoint: READY without requests, layer, done id (id, attempt), seq */
   RD2H_PA_SEND_POISON, /* endpoint (legacy): READY for an unknown layer that names id; is answered READ_FAILED */
-  RD2H_PA_SEND_CANCEL, /* endpoint (ours): CANCEL(id, attempt, status) */
+  RD2H_PA_SEND_CANCEL, /* endpoint: CANCEL(ext_id, attempt, status, text); to peers of ours only, whatever `ours` says: a refused
+                          epoch is not acknowledged, but the attempt proves that Decode knows it */
   RD2H_PA_BATCH_SETTLED, /* cookie, status: no reader will touch this batch's source: open its slots, free it */
   RD2H_PA_REQ_SETTLED    /* id, status: finished here and at every endpoint: may be reported, record is gone */
 };

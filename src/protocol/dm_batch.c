@@ -1,0 +1,388 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The decode machine's batches: a READY is admitted request by request, planned, read, and answered in its turn. Requests whose
+ * destinations are not installed yet wait; the others of the message do not wait for them. */
+#include "protocol/dm_internal.h"
+#include <stdio.h>
+
+/* ---- lists ---- */
+static void link_batch(rd2h_dm *m, uint32_t i) {
+  struct dm_batch *b = dm_batch(m, i);
+  struct dm_peer *p = dm_peer(m, b->peer);
+  b->next = RD2H_INDEX_NONE;
+  b->prev = p->tail;
+  if (p->tail == RD2H_INDEX_NONE) p->head = i;
+  else dm_batch(m, p->tail)->next = i;
+  p->tail = i;
+  p->n_batches++;
+}
+
+static void unlink_batch(rd2h_dm *m, uint32_t i) {
+  struct dm_batch *b = dm_batch(m, i);
+  struct dm_peer *p = dm_peer(m, b->peer);
+  if (b->prev == RD2H_INDEX_NONE) p->head = b->next;
+  else dm_batch(m, b->prev)->next = b->next;
+  if (b->next == RD2H_INDEX_NONE) p->tail = b->prev;
+  else dm_batch(m, b->next)->prev = b->prev;
+  p->n_batches--;
+}
+
+static void wait_add(rd2h_dm *m, uint32_t i, uint64_t now) {
+  struct dm_batch *b = dm_batch(m, i);
+  b->in_wait = true;
+  b->wait_until = now + m->cfg.park_ns;
+  b->wait_next = RD2H_INDEX_NONE;
+  b->wait_prev = m->wait_tail;
+  if (m->wait_tail == RD2H_INDEX_NONE) m->wait_head = i;
+  else dm_batch(m, m->wait_tail)->wait_next = i;
+  m->wait_tail = i;
+  m->n_wait++;
+  m->st.parked++;
+  dm_timer(m, b->wait_until, DM_TIMER_WAIT, i, 0);
+}
+
+static void wait_remove(rd2h_dm *m, uint32_t i) {
+  struct dm_batch *b = dm_batch(m, i);
+  if (!b->in_wait) return;
+  if (b->wait_prev == RD2H_INDEX_NONE) m->wait_head = b->wait_next;
+  else dm_batch(m, b->wait_prev)->wait_next = b->wait_next;
+  if (b->wait_next == RD2H_INDEX_NONE) m->wait_tail = b->wait_prev;
+  else dm_batch(m, b->wait_next)->wait_prev = b->wait_prev;
+  b->in_wait = false;
+  m->n_wait--;
+}
+
+/* ---- admission ---- */
+static void note_failure(struct dm_batch *b, const char *text) {
+  if (!b->text[0]) snprintf(b->text, sizeof b->text, "%.*s", DM_TEXT - 1, text);
+}
+
+/* Decides about one request of the message, as far as that is possible now. */
+static void admit(rd2h_dm *m, uint32_t i, struct rd2h_wire_req *w, uint64_t now) {
+  struct dm_batch *b = dm_batch(m, i);
+  char text[DM_TEXT] = "";
+  uint32_t r = dm_req_by_ext(m, w->id);
+  if (r == RD2H_INDEX_NONE) {
+    if (dm_tomb_match(m, w)) {
+      w->status = RD2H_SKIPPED;
+      m->st.skipped++;
+    } else if (w->status != DM_WAITING) {
+      w->status = DM_WAITING;
+      b->n_waiting++;
+    }
+    return;
+  }
+  w->handle = r;
+  w->status = dm_req_admit(m, r, b->peer, b, w, now, text);
+  if (w->status == RD2H_OK) {
+    w->status = DM_PENDING;
+    b->n_pending++;
+  } else if (w->status == RD2H_SKIPPED) {
+    m->st.skipped++;
+  } else {
+    note_failure(b, text);
+  }
+}
+
+static void readmit(rd2h_dm *m, uint32_t i, uint64_t now) {
+  struct dm_batch *b = dm_batch(m, i);
+  for (uint32_t k = 0; k < b->msg->n_reqs && b->n_waiting; k++) {
+    struct rd2h_wire_req *w = &b->msg->req[k];
+    if (w->status != DM_WAITING) continue;
+    admit(m, i, w, now);
+    if (w->status != DM_WAITING) b->n_waiting--;
+  }
+  if (!b->n_waiting) wait_remove(m, i);
+  dm_batch_step(m, i, now);
+}
+
+/* Something was installed or ended: requests that wait are looked at again, oldest message first. */
+void dm_wait_recheck(rd2h_dm *m, uint64_t now) {
+  for (uint32_t i = m->wait_head, next; i != RD2H_INDEX_NONE; i = next) {
+    next = dm_batch(m, i)->wait_next;
+    readmit(m, i, now);
+  }
+}
+
+static void give_up_waiting(rd2h_dm *m, uint32_t i) {
+  struct dm_batch *b = dm_batch(m, i);
+  for (uint32_t k = 0; k < b->msg->n_reqs; k++) {
+    struct rd2h_wire_req *w = &b->msg->req[k];
+    if (w->status != DM_WAITING) continue;
+    dm_tomb_put(m, w->id, w->has_attempt ? w->attempt : NULL, 0);
+    w->status = RD2H_SKIPPED;
+    m->st.skipped++;
+    b->n_waiting--;
+  }
+  wait_remove(m, i);
+}
+
+void dm_wait_due(rd2h_dm *m, uint32_t i, uint64_t now) {
+  if (now < dm_batch(m, i)->wait_until) return;
+  give_up_waiting(m, i);
+  dm_batch_step(m, i, now);
+  dm_wait_recheck(m, now); /* the same ids in younger messages are decided by the tombstones now */
+}
+
+static uint32_t new_batch(rd2h_dm *m, uint32_t peer, uint32_t layer_idx) {
+  if (!dm_reserve(m)) return RD2H_INDEX_NONE;
+  uint32_t i = rd2h_slab_take(&m->batches);
+  if (i == RD2H_INDEX_NONE) return i;
+  struct dm_batch *b = dm_batch(m, i);
+  b->peer = peer;
+  b->layer_idx = layer_idx;
+  b->layer = RD2H_INDEX_NONE;
+  link_batch(m, i);
+  return i;
+}
+
+/* What is wrong with the whole message, if anything. */
+static bool layer_problem(const rd2h_dm *m, const struct dm_peer *p, const struct rd2h_wire_ready *msg, uint32_t *layer, char *text) {
+  const char *name = msg->layer.p;
+  int n = (int)(msg->layer.n > 200 ? 200 : msg->layer.n);
+  if (p->state == DM_PEER_REFUSED) snprintf(text, DM_TEXT, "this connection's metadata was refused: %.220s", p->why);
+  else if (p->state != DM_PEER_READY) snprintf(text, DM_TEXT, "layer %.*s was announced before this connection's metadata", n, name);
+  else if (msg->member >= msg->ratio || (uint64_t)msg->ratio * p->pp_size > DM_MAX_SLOTS)
+    snprintf(text, DM_TEXT, "contributor %u of %u (pipeline size %u) is not possible, layer %.*s", msg->member, msg->ratio, p->pp_size,
+             n, name);
+  else {
+    const struct rd2h_layout *l = m->cfg.layout;
+    uint32_t at = rd2h_map_get(l->by_name, name, msg->layer.n);
+    if (at != RD2H_INDEX_NONE && p->link[at].n_parts && strlen(l->layer[at].name) == msg->layer.n &&
+        !memcmp(l->layer[at].name, name, msg->layer.n)) {
+      *layer = at;
+      return false;
+    }
+    snprintf(text, DM_TEXT, "layer %.*s is not in this connection's metadata", n, name);
+  }
+  return true;
+}
+
+/* A message for a layer that cannot be served ends the requests it names: this peer will never fill that layer of them. */
+static void fail_message(rd2h_dm *m, uint32_t i) {
+  struct dm_batch *b = dm_batch(m, i);
+  for (uint32_t k = 0; k < b->msg->n_reqs + b->msg->n_done; k++) {
+    bool is_req = k < b->msg->n_reqs;
+    struct rd2h_wire_req w = {0};
+    if (is_req) w = b->msg->req[k];
+    else {
+      const struct rd2h_wire_done *d = &b->msg->done[k - b->msg->n_reqs];
+      w.id = d->id;
+      w.has_attempt = d->has_attempt;
+      memcpy(w.attempt, d->attempt, RD2H_ATTEMPT);
+    }
+    uint32_t r = dm_req_by_ext(m, w.id);
+    if (is_req) b->msg->req[k].status = RD2H_LAYOUT;
+    if (r == RD2H_INDEX_NONE || (w.has_attempt && memcmp(w.attempt, dm_req(m, r)->attempt, RD2H_ATTEMPT))) continue;
+    if (dm_req_may_fail(m, r, b->peer)) dm_req_end(m, r, RD2H_LAYOUT, b->text, b->peer);
+  }
+}
+
+void rd2h_dm_ready(rd2h_dm *m, uint32_t peer, struct rd2h_wire_ready *msg, uint64_t now) {
+  struct dm_peer *p = dm_peer(m, peer);
+  m->now = now;
+  m->st.messages++;
+  uint32_t i = p->state == DM_PEER_LOST ? RD2H_INDEX_NONE : new_batch(m, peer, msg->layer_idx);
+  if (i == RD2H_INDEX_NONE) { /* lost, or no memory for one batch more: the connection cannot go on */
+    dm_emit(m, RD2H_DA_FREE_MSG, peer, NULL, NULL)->msg = msg;
+    rd2h_dm_peer_lost(m, peer, "out of memory", now);
+    return;
+  }
+  struct dm_batch *b = dm_batch(m, i);
+  b->msg = msg;
+  b->has_seq = msg->has_seq && p->ours;
+  b->seq = msg->seq;
+  if (layer_problem(m, p, msg, &b->layer, b->text)) {
+    b->layer_failed = true;
+    fail_message(m, i);
+  } else {
+    m->st.batches++;
+    for (uint32_t k = 0; k < msg->n_reqs; k++) {
+      msg->req[k].status = RD2H_OK;
+      admit(m, i, &msg->req[k], now);
+    }
+    if (b->n_waiting) wait_add(m, i, now);
+    if (m->n_wait > m->cfg.max_parked) give_up_waiting(m, i);
+    dm_peer_arm_probe(m, peer, now);
+  }
+  dm_batch_step(m, i, now);
+}
+
+void rd2h_dm_malformed(rd2h_dm *m, uint32_t peer, uint32_t layer_idx, const char *text, uint64_t now) {
+  struct dm_peer *p = dm_peer(m, peer);
+  m->st.malformed++;
+  if (p->state == DM_PEER_LOST || layer_idx == RD2H_INDEX_NONE) return;
+  uint32_t i = new_batch(m, peer, layer_idx);
+  if (i == RD2H_INDEX_NONE) {
+    rd2h_dm_peer_lost(m, peer, "out of memory", now);
+    return;
+  }
+  struct dm_batch *b = dm_batch(m, i);
+  b->layer_failed = true;
+  snprintf(b->text, sizeof b->text, "%s", text);
+  dm_batch_step(m, i, now);
+}
+
+/* ---- planning and reading ---- */
+static struct rd2h_plan_request plan_request(const struct dm_req *r, const struct rd2h_wire_req *w, bool has_indexer) {
+  return (struct rd2h_plan_request){
+      .src_main = w->main, .n_src_main = w->n_main, .main_start = w->main_start,
+      .src_indexer = w->indexer, .n_src_indexer = has_indexer ? w->n_indexer : 0, .indexer_start = w->indexer_start,
+      .dst_main = r->main, .n_dst_main = r->n_main, .main_floor = r->main_floor,
+      .dst_indexer = r->indexer, .n_dst_indexer = r->n_indexer, .indexer_floor = r->indexer_floor};
+}
+
+uint64_t rd2h_dm_plan_bound(rd2h_dm *m, uint32_t batch) {
+  const struct dm_batch *b = dm_batch(m, batch);
+  const struct dm_peer *p = dm_peer(m, b->peer);
+  uint64_t n = 0;
+  if (p->state != DM_PEER_READY || b->layer == RD2H_INDEX_NONE) return 0;
+  const struct rd2h_link *l = &p->link[b->layer];
+  for (uint32_t k = 0; k < b->msg->n_reqs; k++) {
+    const struct rd2h_wire_req *w = &b->msg->req[k];
+    if (w->status != DM_PENDING) continue;
+    struct rd2h_plan_request q = plan_request(dm_req(m, w->handle), w, m->cfg.layout->layer[b->layer].has_indexer);
+    n += rd2h_plan_bound(l, &q);
+  }
+  return n;
+}
+
+static void plan_one(rd2h_dm *m, struct dm_batch *b, struct rd2h_wire_req *w, struct rd2h_descs *d) {
+  struct dm_peer *p = dm_peer(m, b->peer);
+  struct dm_req *r = dm_req(m, w->handle);
+  struct rd2h_error err = {0};
+  b->n_pending--;
+  if (p->state != DM_PEER_READY || r->ended) {
+    w->status = r->ended ? RD2H_SKIPPED : RD2H_PEER_LOST;
+  } else {
+    struct rd2h_share share = {m->cfg.main_rank, m->cfg.main_ranks, b->msg->member, b->msg->ratio};
+    struct rd2h_plan_request q = plan_request(r, w, m->cfg.layout->layer[b->layer].has_indexer);
+    int rc = rd2h_plan_build(&p->link[b->layer], &share, &q, d, &err);
+    if (rc == RD2H_OK) {
+      w->status = DM_READING;
+      return;
+    }
+    w->status = rc;
+    note_failure(b, err.text);
+    dm_req_end(m, w->handle, rc, err.text, b->peer);
+  }
+  r->inflight--;
+  dm_req_settle(m, w->handle);
+}
+
+void rd2h_dm_plan(rd2h_dm *m, uint32_t batch, struct rd2h_descs *d) {
+  struct dm_batch *b = dm_batch(m, batch);
+  for (uint32_t k = 0; k < b->msg->n_reqs && b->n_pending; k++)
+    if (b->msg->req[k].status == DM_PENDING) plan_one(m, b, &b->msg->req[k], d);
+}
+
+static void phase_over(rd2h_dm *m, uint32_t i, int status, const char *text, uint64_t now) {
+  struct dm_batch *b = dm_batch(m, i);
+  for (uint32_t k = 0; k < b->msg->n_reqs; k++) {
+    struct rd2h_wire_req *w = &b->msg->req[k];
+    if (w->status != DM_READING) continue;
+    struct dm_req *r = dm_req(m, w->handle);
+    w->status = status;
+    r->progress = now;
+    if (status != RD2H_OK) dm_req_end(m, w->handle, status, text, b->peer);
+    r->inflight--;
+    dm_req_settle(m, w->handle);
+  }
+  if (status != RD2H_OK) {
+    b->read_failed = true;
+    note_failure(b, text);
+  }
+  dm_batch_step(m, i, now);
+}
+
+void rd2h_dm_planned(rd2h_dm *m, uint32_t batch, uint32_t n, uint64_t now) {
+  struct dm_batch *b = dm_batch(m, batch);
+  b->plan_queued = false;
+  if (n) {
+    b->reading = true;
+    m->st.reads++;
+    if (dm_peer(m, b->peer)->state == DM_PEER_LOST) dm_emit(m, RD2H_DA_CANCEL, b->peer, NULL, NULL)->batch = batch;
+    return;
+  }
+  phase_over(m, batch, RD2H_OK, "", now);
+}
+
+void rd2h_dm_read_done(rd2h_dm *m, uint32_t batch, int status, const char *text, uint64_t now) {
+  struct dm_batch *b = dm_batch(m, batch);
+  m->now = now;
+  if (!b->reading) return;
+  b->reading = false;
+  m->st.reads--;
+  phase_over(m, batch, status, text && text[0] ? text : rd2h_status_text(status), now);
+}
+
+uint32_t rd2h_dm_batch_peer(const rd2h_dm *m, uint32_t batch) { return dm_batch(m, batch)->peer; }
+
+/* ---- answers ---- */
+/* Either answer means that the source will not be touched again. Failed: nothing of the message was served or skipped; a peer that
+ * reads statuses learns of each request, another one must not fail requests for what failed here alone. */
+static bool answer_failed(const rd2h_dm *m, const struct dm_batch *b) {
+  if (b->layer_failed) return true;
+  if (b->read_failed && m->cfg.reply_on_read_failure) return true;
+  for (uint32_t k = 0; k < b->msg->n_reqs; k++)
+    if (b->msg->req[k].status == RD2H_OK || b->msg->req[k].status == RD2H_SKIPPED) return false;
+  return b->msg->n_reqs > 0;
+}
+
+static void answer(rd2h_dm *m, uint32_t i, uint64_t now) {
+  struct dm_batch *b = dm_batch(m, i);
+  uint32_t peer = b->peer;
+  bool failed = answer_failed(m, b);
+  if (b->msg && !b->layer_failed)
+    for (uint32_t k = 0; k < b->msg->n_done; k++) dm_req_done(m, peer, b->msg, &b->msg->done[k], now);
+  struct rd2h_da *a = dm_emit(m, RD2H_DA_REPLY, peer, NULL, failed ? b->text : NULL);
+  a->reply = failed ? RD2H_MSG_FAILED : RD2H_MSG_DONE;
+  a->layer_idx = b->layer_idx;
+  a->msg = b->msg;
+  a->ours = dm_peer(m, peer)->ours;
+  a->has_seq = b->has_seq;
+  a->seq = b->seq;
+  m->st.replies++;
+  dm_batch_drop(m, i);
+}
+
+void dm_batch_drop(rd2h_dm *m, uint32_t i) {
+  struct dm_batch *b = dm_batch(m, i);
+  wait_remove(m, i);
+  for (uint32_t k = 0; b->msg && k < b->msg->n_reqs && b->n_pending; k++)
+    if (b->msg->req[k].status == DM_PENDING) {
+      dm_req(m, b->msg->req[k].handle)->inflight--;
+      b->n_pending--;
+      dm_req_settle(m, b->msg->req[k].handle);
+    }
+  unlink_batch(m, i);
+  if (b->msg) dm_emit(m, RD2H_DA_FREE_MSG, b->peer, NULL, NULL)->msg = b->msg;
+  rd2h_slab_give(&m->batches, i);
+}
+
+/* A peer with sequence numbers gets each answer at once, another one in the order of its messages. */
+static void answer_ready(rd2h_dm *m, uint32_t peer, uint32_t i, uint64_t now) {
+  struct dm_peer *p = dm_peer(m, peer);
+  if (dm_batch(m, i)->has_seq) answer(m, i, now);
+  while (p->head != RD2H_INDEX_NONE && dm_batch(m, p->head)->complete && p->state != DM_PEER_LOST) answer(m, p->head, now);
+}
+
+void dm_batch_step(rd2h_dm *m, uint32_t i, uint64_t now) {
+  struct dm_batch *b = dm_batch(m, i);
+  uint32_t peer = b->peer;
+  if (b->plan_queued || b->reading || b->complete) return;
+  if (dm_peer(m, peer)->state == DM_PEER_LOST) {
+    dm_batch_drop(m, i);
+    dm_peer_maybe_close(m, peer);
+    return;
+  }
+  if (b->n_pending) {
+    b->plan_queued = true;
+    struct rd2h_da *a = dm_emit(m, RD2H_DA_PLAN, peer, NULL, NULL);
+    a->batch = i;
+    a->msg = b->msg;
+    return;
+  }
+  if (b->n_waiting) return;
+  b->complete = true;
+  answer_ready(m, peer, i, now);
+}
