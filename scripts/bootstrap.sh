@@ -8,6 +8,10 @@ cd "$(dirname "$0")/.."
 packages=(gcc g++ make pkg-config binutils util-linux python3 libzmq3-dev libcurl4-openssl-dev libjansson-dev libcmocka-dev
   libmsgpack-dev clang-14 libclang-rt-14-dev "$@")
 
+# One at a time.
+exec 9<scripts
+flock 9
+
 say() { printf 'setup: %s\n' "$*"; }
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
@@ -37,14 +41,16 @@ mapfile -t missing < <(missing_packages "${packages[@]}")
 python=${PYTHON:-python3}
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
   die "$python is no Python 3.11 or newer; name one with PYTHON=/path/to/python3"
+# Of a virtual environment (ours, too, when it is on PATH) the interpreter that it was made from.
+python=$("$python" -c 'import os, sys; print(os.path.realpath(sys._base_executable))')
 # A Debian interpreter keeps its headers and venv in packages of their own; others bring them along.
-if [ "$(readlink -f "$(command -v "$python")")" = "$(readlink -f /usr/bin/python3)" ]; then
+if [ "$python" = "$(readlink -f /usr/bin/python3)" ]; then
   mapfile -t missing < <(missing_packages python3-dev python3-venv)
   [ ${#missing[@]} = 0 ] || install_packages "${missing[@]}"
 fi
 
 stamp=.venv/stamp
-key=$( (cat scripts/requirements.txt scripts/bootstrap.sh; "$python" -VV; command -v "$python") | sha256sum | cut -d' ' -f1)
+key=$( (cat scripts/requirements.txt scripts/bootstrap.sh; "$python" -VV; echo "$python") | sha256sum | cut -d' ' -f1)
 if [ "$(cat "$stamp" 2>/dev/null)" = "$key" ]; then
   exit 0
 fi
@@ -52,6 +58,6 @@ say "making .venv with $(grep -c '==' scripts/requirements.txt) build tools (mes
 rm -rf .venv
 "$python" -m venv .venv
 # Bytecode is compiled now, once, instead of at every start.
-env -u PYTHONDONTWRITEBYTECODE .venv/bin/pip install -q --disable-pip-version-check --no-deps -r scripts/requirements.txt
+env -u PYTHONDONTWRITEBYTECODE .venv/bin/pip install -qq --disable-pip-version-check --no-deps -r scripts/requirements.txt
 printf '%s\n' "$key" >"$stamp"
 say "ready: .venv/bin/meson $(.venv/bin/meson --version)"

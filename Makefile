@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+# Short names for what is done often. Every target does its own set-up; the second time that costs nothing.
+PREFIX ?= /usr/local
+SECONDS ?= 60
+TARGETS ?=
+.DEFAULT_GOAL := help
+.PHONY: help setup build check demo e2e fuzz asan tsan install wheel clean format
+
+help: ## this list
+	@sed -n 's/^\([a-z0-9]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+setup: ## what the build needs: system packages that are missing, .venv with the build tools
+	@scripts/bootstrap.sh
+
+build: ## library and rd2h program, optimised, in build/
+	@scripts/build.sh release
+
+check: setup ## everything that is tested; ends with "N passed, N failed"
+	@.venv/bin/python scripts/check.py $(SUITES)
+
+demo: build ## see it work: two processes in C, then two vLLM engines
+	@scripts/demo.sh
+
+e2e: setup ## two vLLM engines, every model and scenario; table in build/e2e.json
+	@.venv/bin/python scripts/check.py e2e
+
+fuzz: ## fuzz targets for SECONDS=60 each; TARGETS="a b" for some of them
+	@scripts/build.sh fuzz
+	@.venv/bin/python scripts/fuzz.py $(SECONDS) $(TARGETS)
+
+asan: setup ## C tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	@.venv/bin/python scripts/check.py asan
+
+tsan: setup ## C tests under ThreadSanitizer
+	@.venv/bin/python scripts/check.py tsan
+
+install: build ## library, headers, pkg-config file and program under PREFIX=/usr/local (DESTDIR is honoured)
+	@.venv/bin/meson configure build -Dprefix=$(PREFIX)
+	@.venv/bin/meson install -C build --quiet
+
+wheel: ## Python wheel for this machine, in dist/
+	@scripts/wheel.sh
+
+format: ## clang-format over the C files given in FILES="a.c b.h"
+	@scripts/bootstrap.sh clang-format-14
+	@clang-format-14 -i $(FILES)
+
+clean: ## everything that was built (virtual environments stay)
+	rm -rf build build-* dist

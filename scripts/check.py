@@ -1,0 +1,283 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the test suites one after the other and counts their cases: check.py [SUITE...], --list names them.
+
+A new suite is a line of SUITES: its commands (the last one's output is read) and how its cases are counted. Logs: build/check/.
+"""
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LOGS = ROOT / "build/check"
+PYTHON = ".venv/bin/python"
+FUZZ_SECONDS = os.environ.get("FUZZ_SECONDS", "10")
+BAD_LINES = 400  # of one failing command
+
+
+@dataclass
+class Counts:
+    passed: int = 0
+    failed: int = 0
+    skipped: list[str] = field(default_factory=list)
+    details: list[str] = field(default_factory=list)  # what to show of the failures
+
+    def add(self, other: "Counts") -> None:
+        self.passed += other.passed
+        self.failed += other.failed
+        self.skipped += other.skipped
+        self.details += other.details
+
+
+@dataclass(frozen=True)
+class Suite:
+    name: str
+    what: str
+    commands: list[list[str]]
+    count: Callable[[int, str, Path], Counts]  # of the last command: exit status, output, the file it leaves
+    result: str = ""  # that file, removed before
+    needs: str = ""  # a path without which there is nothing to run
+    limit: int = 900  # seconds for each command
+    env: dict[str, str] = field(default_factory=dict)
+
+
+# ---- how cases are counted ----
+TAP_CASE = re.compile(r"^(ok|not ok) \d+(?: -)? *(?P<name>[^#\n]*)(?:# *(?P<skip>skip) *(?P<why>.*))?", re.I | re.M)
+TAP_PLAN = re.compile(r"^1\.\.(\d+)", re.M)
+
+
+def count_tap(status: int, output: str, _result: Path) -> Counts:
+    """Cases of TAP; a skip counts as one whatever stands before it. A missing case, no plan or a bad exit are failures, too."""
+    counts = Counts()
+    for match in TAP_CASE.finditer(output):
+        if match["skip"]:
+            counts.skipped.append(" ".join(filter(None, (match["name"].strip(" -"), match["why"].strip()))))
+        elif match[1].lower() == "ok":
+            counts.passed += 1
+        else:
+            counts.failed += 1
+    seen = counts.passed + counts.failed + len(counts.skipped)
+    planned = sum(map(int, TAP_PLAN.findall(output)))
+    if seen < planned or not TAP_PLAN.search(output):
+        counts.failed += 1
+        counts.details.append(f"ended with status {status} after {seen} of {planned} cases")
+    elif status and not counts.failed:
+        counts.failed += 1
+        counts.details.append(f"all cases passed, and yet it ended with status {status}")
+    if counts.failed:
+        counts.details.append(output)
+    return counts
+
+
+def count_exit(status: int, output: str, _result: Path) -> Counts:
+    return Counts(passed=1) if status == 0 else Counts(failed=1, details=[output])
+
+
+def count_meson(status: int, output: str, log: Path) -> Counts:
+    """Cases of every program that `meson test` ran, from its log."""
+    counts = Counts()
+    for line in log.read_text().splitlines() if log.exists() else ():
+        test = json.loads(line)
+        name = test["name"].split(":")[-1]
+        one = count_tap(test["returncode"], test.get("stdout", ""), log)
+        if one.failed:
+            text = "\n".join([*one.details, test.get("stderr", "")])
+            one.details = [f"-- {name}: {test['result']}\n{text}"]
+        one.skipped = [f"{name}: {skip}" for skip in one.skipped]
+        counts.add(one)
+    if status and not counts.failed or not counts.passed:
+        counts.failed += 1
+        counts.details.append(output)
+    return counts
+
+
+def count_rows(status: int, output: str, file: Path) -> Counts:
+    """Rows of a JSON array, each a case: passed when what it compares is equal."""
+    counts = Counts()
+    rows = json.loads(file.read_text()) if file.exists() else []
+    for row in rows:
+        good = row.get("equal") is not False and row.get("kv_equal") is not False
+        counts.passed += good
+        counts.failed += not good
+        if not good:
+            counts.details.append(json.dumps(row))
+    if status and not counts.failed or not rows:
+        counts.failed += 1
+    if counts.failed:
+        counts.details.append(output)
+    return counts
+
+
+# ---- the table ----
+MESON_LOG = "{}/meson-logs/testlog.json"
+
+
+def meson_test(folder: str, *args: str) -> list[str]:
+    return [".venv/bin/meson", "test", "-C", folder, "--no-rebuild", "--num-processes", str(os.cpu_count()), *args]
+
+
+def tsan_prefix() -> list[str]:
+    """ThreadSanitizer of gcc 12 and clang 14 cannot place its shadow memory when addresses are randomised by more bits."""
+    bits = int(Path("/proc/sys/vm/mmap_rnd_bits").read_text())
+    return ["setarch", "-R"] if bits > 28 else []
+
+
+def build(variant: str) -> list[str]:
+    return ["scripts/build.sh", variant]
+
+
+SUITES = [
+    Suite("layers", "who includes whom", [[PYTHON, "scripts/check_layers.py"]], count_exit),
+    Suite("style", "licence lines, sizes, words", [[PYTHON, "scripts/check_style.py"]], count_exit),
+    Suite("unit", "release build, warnings are errors", [build("release"), meson_test("build", "--no-suite", "sim")],
+          count_meson, MESON_LOG.format("build")),
+    Suite("exports", "exported symbols are the public API", [build("release"), [PYTHON, "scripts/check_exports.py"]], count_exit),
+    Suite("examples", "built outside the tree against an installed copy", [build("release"), ["scripts/check_examples.sh"]], count_tap),
+    Suite("wheel", "built, installed, imported", [["scripts/wheel.sh"], ["scripts/check_wheel.sh"]], count_tap),
+    Suite("sim", "simulated clusters with faults", [build("release"), meson_test("build", "--suite", "sim")], count_meson,
+          MESON_LOG.format("build"), needs="tests/sim/meson.build"),
+    Suite("asan", "AddressSanitizer, UndefinedBehaviorSanitizer",
+          [build("asan"), meson_test("build-asan", "--no-suite", "sim", "-t", "3")], count_meson, MESON_LOG.format("build-asan")),
+    Suite("tsan", "ThreadSanitizer", [build("tsan"), [*tsan_prefix(), *meson_test("build-tsan", "--no-suite", "sim", "-t", "5")]],
+          count_meson, MESON_LOG.format("build-tsan"), env={"TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1"}),
+    Suite("fuzz", f"{FUZZ_SECONDS} s a target", [build("fuzz"), [PYTHON, "scripts/fuzz.py", FUZZ_SECONDS]], count_tap,
+          limit=900 + 30 * int(FUZZ_SECONDS)),
+    Suite("e2e", "two vLLM engines", [["scripts/setup_vllm.sh"], [".venv-vllm/bin/python", "tests/e2e/run.py"]],
+          count_rows, "build/e2e.json", needs="tests/e2e/run.py", limit=1500),
+]
+
+
+# ---- running ----
+class Progress:
+    """The line of the suite at work: rewritten once in a while on a terminal, else its beginning at once and the rest at the end."""
+
+    def __init__(self, suite: Suite) -> None:
+        self.suite, self.start, self.last = suite, time.monotonic(), ""
+        self.live = sys.stdout.isatty()
+        self.head = f"{suite.name:<9} {suite.what:<50}"
+        self.show(self.head if not self.live else "")
+
+    def show(self, text: str) -> None:
+        print(text, end="", flush=True)
+
+    def seconds(self) -> float:
+        return time.monotonic() - self.start
+
+    def tick(self) -> None:
+        if self.live:
+            room = max(0, os.get_terminal_size().columns - len(self.head) - 12)
+            self.show(f"\r\033[K{self.head} {self.seconds():5.0f} s  {self.last[:room]}")
+
+    def end(self, text: str) -> None:
+        lead = f"\r\033[K{self.head}" if self.live else ""
+        print(f"{lead} {text:<34} {self.seconds():6.1f} s", flush=True)
+
+
+def run_command(command: list[str], suite: Suite, progress: Progress, log) -> tuple[int, str]:
+    env = {**os.environ, "PYTHONUNBUFFERED": "1", **suite.env}
+    process = subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                               text=True, errors="replace", start_new_session=True)
+    late = threading.Event()
+
+    def kill(_signal: int = signal.SIGKILL) -> None:
+        try:
+            os.killpg(process.pid, _signal)
+        except ProcessLookupError:
+            pass
+
+    def watch() -> None:
+        deadline = time.monotonic() + suite.limit
+        while process.poll() is None:
+            time.sleep(0.5)
+            progress.tick()
+            if time.monotonic() > deadline:
+                late.set()
+                kill()
+
+    threading.Thread(target=watch, daemon=True).start()
+    lines = []
+    try:
+        for line in process.stdout:
+            lines.append(line)
+            log.write(line)
+            progress.last = line.strip()
+    except KeyboardInterrupt:
+        kill()
+        raise
+    status = process.wait()
+    if late.is_set():
+        lines.append(f"{' '.join(command)}: not done after {suite.limit} s, ended\n")
+    return status, "".join(lines)
+
+
+def run_suite(suite: Suite) -> Counts:
+    progress = Progress(suite)
+    if suite.needs and not (ROOT / suite.needs).exists():
+        progress.end("skipped")
+        return Counts(skipped=[f"{suite.name}: {suite.needs} is not there"])
+    with open(LOGS / f"{suite.name}.log", "w") as log:
+        for command in suite.commands[:-1]:
+            status, output = run_command(command, suite, progress, log)
+            if status:
+                progress.end("set-up failed")
+                return Counts(failed=1, details=[f"{' '.join(command)} ended with status {status}\n{output}"])
+        prepared = progress.seconds()
+        result = ROOT / (suite.result or os.devnull)
+        if suite.result:
+            result.unlink(missing_ok=True)
+        counts = suite.count(*run_command(suite.commands[-1], suite, progress, log), result)
+    text = f"{counts.passed:5} passed, {counts.failed} failed" + (f", {len(counts.skipped)} skipped" if counts.skipped else "")
+    progress.end(f"{text:<34} {'set-up ' + format(prepared, '.1f') + ' s' if len(suite.commands) > 1 else ''}")
+    return counts
+
+
+def show_details(suite: Suite, counts: Counts) -> None:
+    if not counts.failed:
+        return
+    print(f"==== {suite.name} failed; all of it: build/check/{suite.name}.log")
+    for text in counts.details:
+        lines = text.rstrip().splitlines()
+        if len(lines) > BAD_LINES:
+            print(f"[{len(lines) - BAD_LINES} lines before these are in the log]")
+        print("\n".join(lines[-BAD_LINES:]))
+    print("====", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help="suites to run, in this order; none: all")
+    parser.add_argument("--list", action="store_true", help="name the suites and end")
+    args = parser.parse_args()
+    table = {suite.name: suite for suite in SUITES}
+    if args.list:
+        print("\n".join(f"{suite.name:<9} {suite.what}" for suite in SUITES))
+        return 0
+    for name in args.suites:
+        if name not in table:
+            parser.error(f"no suite {name}: {', '.join(table)}")
+    LOGS.mkdir(parents=True, exist_ok=True)
+    start, total = time.monotonic(), Counts()
+    for suite in [table[name] for name in args.suites] or SUITES:
+        counts = run_suite(suite)
+        show_details(suite, counts)
+        total.add(counts)
+    print(f"{time.monotonic() - start:.0f} s" + "".join(f"\nskipped: {skip}" for skip in total.skipped))
+    skipped = f", {len(total.skipped)} skipped" if total.skipped else ""
+    print(f"{total.passed} passed, {total.failed} failed{skipped}")
+    return total.failed > 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
