@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# What rd2h does, to look at: first in C alone, then with two real vLLM engines.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+title() { printf '\n\033[1m%s\033[0m\n\n' "$*"; }
+
+title "1. A Prefill and a Decode process in C, DeepSeek-V3.2 shapes"
+build/rd2h demo
+
+title "2. Two vLLM engines: Prefill computes the prompt, Decode pulls its KV cache and generates"
+scripts/setup_vllm.sh
+.venv-vllm/bin/python tests/e2e/demo.py
