@@ -7,6 +7,7 @@
 #include <rd2h/layout.h>
 
 #define RD2H_WIRE_MAX_LAYERS 1024u
+#define RD2H_WIRE_MAX_TENSORS 64u   /* elements of one array of a layer's description */
 #define RD2H_WIRE_MAX_NAME 512u     /* layer names, session */
 #define RD2H_WIRE_MAX_ID 1024u      /* request ids */
 #define RD2H_WIRE_MAX_TEXT 1024u    /* error texts; longer ones are cut when encoded */
@@ -85,7 +86,8 @@ struct rd2h_wire_req {
   uint32_t n_main, n_indexer;
   uint32_t main_start, indexer_start;
   bool has_attempt;
-  uint8_t bad; /* 0, or 1: a block id outside 0 … 2^31-1; 2: a start outside; 3: lists too long */
+  /* 0, or 1: a block id outside 0 … 2^31-1; 2: a start outside; 3: start + length above 2^31. Then both lists are empty. */
+  uint8_t bad;
   uint8_t attempt[RD2H_ATTEMPT];
   /* scratch of the receiving state machine and its worker */
   uint32_t handle;  /* request record */
@@ -143,7 +145,8 @@ int rd2h_wire_decode_ext(const uint8_t *p, size_t n, struct rd2h_arena *, struct
 /* Encoders append one payload to buf (buf->failed when out of memory). */
 void rd2h_wire_encode_meta(struct rd2h_buf *, const struct rd2h_wire_meta *); /* fields 3 or 6; ext when present, in the first layer */
 void rd2h_wire_encode_ready(struct rd2h_buf *, const struct rd2h_wire_ready *);
-/* The same in two parts, so that the request list (equal for many layers) is encoded once: head, reqs, tail. */
+/* The same in two parts, so that the request list (equal for many layers) is encoded once: head, reqs, tail. Without has_seq no
+ * 8th field is written: then the attempts of done ids are not sent. */
 void rd2h_wire_encode_ready_head(struct rd2h_buf *, uint32_t layer_idx, struct rd2h_str layer, bool has_seq);
 void rd2h_wire_encode_reqs(struct rd2h_buf *, const struct rd2h_wire_req *, uint32_t n);
 void rd2h_wire_encode_ready_tail(struct rd2h_buf *, const struct rd2h_wire_done *, uint32_t n_done, uint32_t member, uint32_t ratio,
