@@ -333,6 +333,11 @@ class Prefill(_Worker):
                 return done
 
     @property
+    def fd(self) -> int:
+        """Readable when collect() would return something."""
+        return lib.rd2h_prefill_fd(self._p)
+
+    @property
     def stats(self) -> dict[str, int]:
         return _stats("rd2h_prefill_stats", lambda s: lib.rd2h_prefill_stats(self._p, s))
 
@@ -363,6 +368,11 @@ class Decode(_Worker):
             done += [Outcome(_str(o.id), o.status, _str(o.text)) for o in self._out[0:n]]
             if n < COLLECT:
                 return done
+
+    @property
+    def fd(self) -> int:
+        """Readable when collect() would return something."""
+        return lib.rd2h_decode_fd(self._p)
 
     @property
     def stats(self) -> dict[str, int]:
