@@ -116,8 +116,9 @@ struct rd2h_engine_ops {
   int (*poll)(rd2h_engine *, struct rd2h_completion *, int n);
   int (*events)(rd2h_engine *, struct rd2h_peer_event *, int n); /* peer up or down, by cookie */
   int (*fd)(rd2h_engine *); /* readable whenever poll or events would return more than 0; level-triggered */
-  /* Only with BLOCKS: called by a pool thread; calls for one peer never overlap. Looks at *stop between slices and then
-   * returns CANCELED. *done counts bytes that landed; *failed_at as in rd2h_completion. err is filled on failure. */
+  /* Only with BLOCKS: called by a pool thread; calls for one peer never overlap. Looks at *stop between slices (another thread
+   * sets it: atomic load) and then returns CANCELED. *done counts bytes that landed; *failed_at as in rd2h_completion. err is
+   * filled on failure. */
   int (*read)(rd2h_engine *, rd2h_peer *, const struct rd2h_batch *, const volatile bool *stop, uint64_t *done,
               uint32_t *failed_at, struct rd2h_error *err);
   void (*stats)(rd2h_engine *, struct rd2h_engine_stats *);

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One batch through process_vm_readv: slices of iovecs, short counts resumed where they stopped, the nonce read last. */
+#include "engines/local/local.h"
+#include <errno.h>
+#include <poll.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#define IOVECS 1024u /* the kernel's limit a call (UIO_MAXIOV) */
+
+/* Where the copy stands: the nonce counts as one more descriptor after the batch's last. */
+struct copy {
+  const rd2h_peer *peer;
+  const struct rd2h_batch *b;
+  uint32_t i, end, iovecs;
+  uint64_t off; /* in descriptor i */
+  uint64_t slice, done;
+  uint8_t nonce[LOCAL_NONCE];
+};
+struct piece {
+  uint8_t *local;
+  uint64_t remote, len;
+};
+
+static struct piece piece_at(struct copy *c, uint32_t i) {
+  if (i == c->b->n)
+    return (struct piece){c->nonce, c->peer->at.nonce_addr, LOCAL_NONCE};
+  return (struct piece){c->b->local[i], c->b->remote[i], c->b->len[i]};
+}
+
+/* Fills iovecs for the next slice. Returns how many; 0: nothing is left. */
+static uint32_t next_slice(struct copy *c, struct iovec *l, struct iovec *r, uint64_t *bytes) {
+  uint32_t n = 0;
+  *bytes = 0;
+  for (; c->i < c->end && piece_at(c, c->i).len == c->off; c->i++)
+    c->off = 0;
+  uint64_t off = c->off;
+  for (uint32_t i = c->i; i < c->end && n < c->iovecs && *bytes < c->slice; i++, off = 0) {
+    struct piece p = piece_at(c, i);
+    uint64_t len = p.len - off, room = c->slice - *bytes;
+    if (!len)
+      continue;
+    len = len < room ? len : room;
+    l[n] = (struct iovec){p.local + off, len};
+    r[n++] = (struct iovec){(void *)(uintptr_t)(p.remote + off), len};
+    *bytes += len;
+  }
+  return n;
+}
+
+static void advance(struct copy *c, uint64_t bytes) {
+  while (bytes) {
+    uint64_t left = piece_at(c, c->i).len - c->off, step = bytes < left ? bytes : left;
+    bytes -= step;
+    c->off += step;
+    if (c->i < c->b->n)
+      c->done += step;
+    if (step == left) {
+      c->i++;
+      c->off = 0;
+    }
+  }
+}
+
+bool rd2h_local_alive(const rd2h_peer *p) {
+  struct pollfd fd = {.fd = p->pidfd, .events = POLLIN};
+  return poll(&fd, 1, 0) == 0;
+}
+
+int rd2h_local_lost(const rd2h_peer *p, const char *how, struct rd2h_error *err) {
+  return rd2h_fail(err, RD2H_PEER_LOST, "engine local: process %u %s: Prefill must connect again", p->at.pid, how);
+}
+
+/* Why the call at descriptor c->i failed. */
+static int explain(struct copy *c, int error, uint32_t *failed_at, struct rd2h_error *err) {
+  if (error == EPERM || error == EACCES)
+    return rd2h_local_denied(&c->peer->at, getuid(), rd2h_local_yama(), err);
+  if (error == ESRCH || !rd2h_local_alive(c->peer))
+    return rd2h_local_lost(c->peer, "has ended", err);
+  if (c->i == c->b->n)
+    return rd2h_local_lost(c->peer, "runs another program now than the one that published its memory", err);
+  *failed_at = c->i;
+  struct piece p = piece_at(c, c->i);
+  return rd2h_fail(err, RD2H_IO, "engine local: descriptor %u of %u: cannot copy byte %llu of %llu, from 0x%llx in process %u to "
+                   "0x%llx: %s; one of the two is not mapped memory", c->i, c->b->n, (unsigned long long)c->off,
+                   (unsigned long long)p.len, (unsigned long long)(p.remote + c->off), c->peer->at.pid,
+                   (unsigned long long)(uintptr_t)(p.local + c->off), strerror(error));
+}
+
+static int copy_all(struct copy *c, const volatile bool *stop, uint32_t *failed_at, struct rd2h_error *err) {
+  struct iovec l[IOVECS], r[IOVECS];
+  uint64_t asked;
+  uint32_t n;
+  while ((n = next_slice(c, l, r, &asked))) {
+    if (__atomic_load_n(stop, __ATOMIC_RELAXED))
+      return rd2h_fail(err, RD2H_CANCELED, "engine local: canceled after %llu of %llu bytes", (unsigned long long)c->done,
+                       (unsigned long long)c->b->bytes);
+    ssize_t got = process_vm_readv((pid_t)c->peer->at.pid, l, n, r, n, 0);
+    if (got > 0)
+      advance(c, (uint64_t)got);
+    else if (got < 0 && errno == EINTR)
+      continue;
+    else if (got < 0 && n > 1 && (errno == EFAULT || errno == EINVAL))
+      c->iovecs = 1; /* a bad address anywhere in the slice can fail the whole call: go one by one to find it */
+    else
+      return explain(c, got < 0 ? errno : EFAULT, failed_at, err);
+  }
+  return RD2H_OK;
+}
+
+int rd2h_local_read(rd2h_engine *e, rd2h_peer *p, const struct rd2h_batch *b, const volatile bool *stop, uint64_t *done,
+                    uint32_t *failed_at, struct rd2h_error *err) {
+  struct copy c = {.peer = p, .b = b, .end = b->n + p->has_nonce, .iovecs = IOVECS, .slice = e->slice};
+  *done = 0;
+  *failed_at = UINT32_MAX;
+  if (!rd2h_local_alive(p))
+    return rd2h_local_lost(p, "has ended", err);
+  int rc = copy_all(&c, stop, failed_at, err);
+  *done = c.done;
+  if (rc)
+    return rc;
+  if (!rd2h_local_alive(p))
+    return rd2h_local_lost(p, "ended while it was read", err);
+  if (p->has_nonce && memcmp(c.nonce, p->at.nonce, LOCAL_NONCE))
+    return rd2h_local_lost(p, "is not the one that published its memory", err);
+  return RD2H_OK;
+}
+
+int rd2h_local_probe(rd2h_engine *e, rd2h_peer *p, struct rd2h_error *err) {
+  const struct rd2h_batch none = {0};
+  const bool stop = false;
+  uint64_t done;
+  uint32_t failed_at;
+  return rd2h_local_read(e, p, &none, &stop, &done, &failed_at, err);
+}

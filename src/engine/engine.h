@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef RD2H_SRC_ENGINE_H
+#define RD2H_SRC_ENGINE_H
+/* Transfer engines as the worker sees them: whatever the engine's kind, reads are submitted, polled, cancelled and fenced in the
+ * same way. One rd2h_eng belongs to one thread; threads for engines whose read blocks live behind this face.
+ * The prose of include/rd2h/engine.h holds at each function; what follows is said here only. */
+#include "base/base.h"
+#include <rd2h/engine.h>
+
+typedef struct rd2h_eng rd2h_eng;
+typedef struct rd2h_eng_peer rd2h_eng_peer;
+
+/* name: "auto" (this host's best: "local"), "local", "noop", or "fault:<name>", which takes fail_every=N, hang_every=N (the N-th
+ * read, counted over all peers) and delay_ms=N from the options and hands the others on.
+ * Errors: NOT_FOUND (no such engine), UNSUPPORTED (its table is of another ABI), INVALID (options), and those of the engine. */
+int rd2h_eng_open(const char *name, const struct rd2h_engine_opts *, rd2h_eng **, struct rd2h_error *);
+/* The same for a table that is in no registry; it must outlive the engine. */
+int rd2h_eng_open_ops(const struct rd2h_engine_ops *, const struct rd2h_engine_opts *, rd2h_eng **, struct rd2h_error *);
+/* Ends reads in flight (they are lost to poll), disconnects the peers that are left. Takes NULL. */
+void rd2h_eng_close(rd2h_eng *);
+
+/* What peers call it: "local" also for "auto" and "fault:local". */
+const char *rd2h_eng_name(const rd2h_eng *);
+/* With 0 in max_desc or max_inflight_per_peer: no bound of the engine's own. */
+const struct rd2h_engine_caps *rd2h_eng_caps(const rd2h_eng *);
+int rd2h_eng_reg(rd2h_eng *, const struct rd2h_region *, uint32_t *region, struct rd2h_error *);
+int rd2h_eng_publish(rd2h_eng *, struct rd2h_buf *, struct rd2h_error *); /* appends connection data */
+
+/* Reads may be submitted as soon as connect has returned. An engine without connections sends no "up" event. STATE on Prefill. */
+int rd2h_eng_connect(rd2h_eng *, struct rd2h_blob session, struct rd2h_blob conn, uint64_t cookie, rd2h_eng_peer **,
+                     struct rd2h_error *);
+/* The fence. With an engine that blocks it waits for the slice that is running (about 2 ms at 8 MiB). */
+void rd2h_eng_disconnect(rd2h_eng *, rd2h_eng_peer *);
+
+/* Batch ids are the caller's, unique among its reads in flight. RANGE: more descriptors than max_desc. */
+int rd2h_eng_submit(rd2h_eng *, rd2h_eng_peer *, const struct rd2h_batch *);
+void rd2h_eng_cancel(rd2h_eng *, uint64_t id);
+int rd2h_eng_poll(rd2h_eng *, struct rd2h_completion *, int n);
+int rd2h_eng_events(rd2h_eng *, struct rd2h_peer_event *, int n);
+int rd2h_eng_fd(rd2h_eng *);
+void rd2h_eng_stats(rd2h_eng *, struct rd2h_engine_stats *);
+/* Why the read failed that the latest poll yielded under this id; lives until the next poll. Never NULL. */
+const char *rd2h_eng_last_error(rd2h_eng *, uint64_t id);
+#endif

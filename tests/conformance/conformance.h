@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef RD2H_TEST_CONFORMANCE_H
+#define RD2H_TEST_CONFORMANCE_H
+/* One suite for every transfer engine: what include/rd2h/engine.h promises, tried from outside with real processes to read from.
+ * An engine's test file is a main() that calls conformance_main(). */
+#include <stdbool.h>
+
+struct conformance {
+  const char *engine;         /* as rd2h_eng_open takes it */
+  const char *const *options; /* the engine's own, for both sides; may be NULL */
+  bool moves_data;            /* false: checks that need bytes to arrive are skipped by name */
+  bool needs_conn;            /* a peer without connection data is refused */
+};
+int conformance_main(int argc, char **argv, const struct conformance *);
+#endif
