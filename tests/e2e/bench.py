@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engines of one model under test: Prefill and Decode in two processes with a metaserver between them, and a single engine beside
+them that says what is right."""
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from metaserver import Metaserver, Plan
+from models import WORDS, Model
+
+HERE = Path(__file__).resolve().parent
+TOKENS = 24  # generated for each prompt, greedily
+START_S, ANSWER_S = 180.0, 120.0
+RANDOM_SUFFIX = re.compile(r"-[0-9a-f]{8}$")  # what vLLM appends to a request id
+
+
+class EngineError(RuntimeError):
+    """An engine process ended or did not answer; the text ends with its last output."""
+
+
+class Engine:
+    """A driver process. Events of a request wait in `_done` until somebody asks."""
+
+    def __init__(self, name: str, config: dict[str, Any], log: Path) -> None:
+        self.name, self._log = name, log
+        reader, writer = os.pipe()
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE / "cpu_sparse"), os.environ.get("PYTHONPATH")]))}
+        with log.open("w") as out:
+            self._process = subprocess.Popen([sys.executable, str(HERE / "driver.py"), json.dumps(config), str(writer)],
+                                             stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT, pass_fds=[writer], env=env)
+        os.close(writer)
+        self._cond = threading.Condition()
+        self._seq, self._ready, self._ended = 0, False, False
+        self._replies: dict[int, dict] = {}
+        self._done: dict[str, dict] = {}
+        threading.Thread(target=self._listen, args=(reader,), daemon=True).start()
+
+    def _listen(self, fd: int) -> None:
+        with os.fdopen(fd) as events:
+            for line in events:
+                event = json.loads(line)
+                with self._cond:
+                    kind = event["event"]
+                    if kind == "ready":
+                        self._ready = True
+                    elif kind == "finished":
+                        self._done[event["id"]] = event
+                    elif kind in ("reply", "error"):
+                        self._replies[event["seq"]] = event
+                    self._cond.notify_all()
+        with self._cond:
+            self._ended = True
+            self._cond.notify_all()
+
+    def _wait(self, condition, timeout: float, what: str) -> None:
+        with self._cond:
+            self._cond.wait_for(lambda: condition() or self._ended, timeout)
+            if condition():
+                return
+            ended = self._ended
+        tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-12:])
+        how = "ended" if ended else f"did not answer in {timeout:.0f} s"
+        raise EngineError(f"engine {self.name} {how} ({what}); its log {self._log} ends with:\n{tail}")
+
+    def wait_ready(self) -> None:
+        self._wait(lambda: self._ready, START_S, "start")
+
+    def call(self, cmd: str, **arguments: Any) -> Any:
+        """Sends a command and returns its answer; RuntimeError with the engine's text when it was refused."""
+        with self._cond:
+            self._seq += 1
+            seq = self._seq
+            self._process.stdin.write((json.dumps({"cmd": cmd, "seq": seq, **arguments}) + "\n").encode())
+            self._process.stdin.flush()
+        self._wait(lambda: seq in self._replies, ANSWER_S, cmd)
+        answer = self._replies.pop(seq)
+        if answer["event"] == "error":
+            raise RuntimeError(answer["text"])
+        return answer["value"]
+
+    def finished(self, request_id: str, timeout: float = ANSWER_S) -> dict:
+        self._wait(lambda: request_id in self._done, timeout, f"request {request_id}")
+        with self._cond:
+            return self._done.pop(request_id)
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            try:
+                self._process.stdin.write(b'{"cmd": "quit"}\n')
+                self._process.stdin.close()
+                self._process.wait(20)
+            except (OSError, subprocess.TimeoutExpired):
+                self._process.kill()
+                self._process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def prompt(seed: str, length: int) -> list[int]:
+    """Random words, the same for the same seed."""
+    source = random.Random(seed)
+    return [source.randrange(4, WORDS) for _ in range(length)]
+
+
+@dataclass
+class Answer:
+    tokens: list[int]
+    reason: str
+
+
+@dataclass
+class Flight:
+    """A request that was sent to Decode. children: the ids under which it posts, one for each of its n answers."""
+
+    id: str
+    children: list[str]
+    prompt: list[int]
+
+
+class Bench:
+    """Prefill, Decode and the single engine of one model. Use as a context manager."""
+
+    def __init__(self, model: Model, models: Path, logs: Path, engine: dict[str, Any] | None = None) -> None:
+        self.model = model
+        logs.mkdir(parents=True, exist_ok=True)
+        cores = sorted(os.sched_getaffinity(0))
+        port = free_port()
+
+        def start(name: str, core: int, role: str | None) -> Engine:
+            kv = role and {"kv_connector": "SfaRemoteD2HConnector", "kv_connector_module_path": "rd2h.vllm", "kv_role": role,
+                           "kv_port": port, "kv_connector_extra_config": {"transfer_backend": "auto"}}
+            config = {"model": str(models / model.folder), "overrides": model.overrides, "kv": kv, "core": core, "engine": engine or {}}
+            return Engine(name, config, logs / f"{model.name}-{name}.log")
+
+        self.p = start("prefill", cores[0], "kv_producer")
+        self.d = start("decode", cores[-1], "kv_consumer")
+        self.single = start("single", cores[0], None)
+        self.meta = Metaserver(self._prefill)
+        self._oracle: dict[tuple[int, ...], list[int]] = {}
+        self._oracle_kv: dict[tuple[int, ...], dict[str, list[str]]] = {}
+
+    def __enter__(self) -> Bench:
+        try:
+            for engine in (self.p, self.d, self.single):
+                engine.wait_ready()
+            self.restore()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.meta.close()
+        for engine in (self.p, self.d, self.single):
+            engine.close()
+
+    def restore(self) -> None:
+        """One request at a time where numbers depend on what runs beside a request."""
+        for engine in (self.p, self.d, self.single):
+            engine.call("set", active=4 if self.model.batch_invariant else 1)
+
+    # ---- the single engine ----
+    def oracle(self, prompts: Iterable[list[int]]) -> None:
+        """Computes what is right for prompts that were not asked before."""
+        ids = {}
+        for tokens in prompts:
+            if tuple(tokens) not in self._oracle:
+                ids[f"oracle-{len(self._oracle)}"] = tokens
+                self._oracle[tuple(tokens)] = []
+                self.single.call("add", id=list(ids)[-1], prompt=tokens, max_tokens=TOKENS)
+        for request_id, tokens in ids.items():
+            self._oracle[tuple(tokens)] = self.single.finished(request_id)["tokens"][0]
+        for internal, kv in self.single.call("digests").items():
+            self._oracle_kv[tuple(ids[RANDOM_SUFFIX.sub("", internal)])] = kv
+
+    def right(self, tokens: list[int]) -> list[int]:
+        return self._oracle[tuple(tokens)]
+
+    def right_kv(self, tokens: list[int]) -> dict[str, list[str]]:
+        """Hashes of the prompt's full blocks."""
+        return self._oracle_kv[tuple(tokens)]
+
+    # ---- Prefill, as the metaserver asks for it ----
+    def _prefill(self, request_id: str, plan: Plan, params: dict):
+        self.p.call("add", id=request_id, prompt=plan.prompt, max_tokens=1, params=params, abort_after=plan.abort_after)
+
+        def wait(timeout: float) -> bool:
+            try:
+                return self.p.finished(request_id, timeout)["reasons"] == ["length"]
+            except EngineError:
+                return False
+
+        return wait
+
+    # ---- Decode ----
+    def params(self) -> dict[str, Any]:
+        return {"do_remote_decode": False, "do_remote_prefill": True, "metaserver": self.meta.url}
+
+    def send(self, tokens: list[int], n: int = 1, status: int = 0, abort_prefill_after: int = 0) -> Flight:
+        """One request through the whole chain. status: the metaserver's answer without a prefill. abort_prefill_after: so many
+        engine steps, and Prefill's request is aborted."""
+        request_id = f"cmpl-{uuid.uuid4()}-0"
+        children = [request_id] if n == 1 else [f"{i}_{request_id}" for i in range(n)]
+        for child in children:
+            self.meta.register(child, Plan(tokens, status=status, abort_after=abort_prefill_after))
+        self.d.call("add", id=request_id, prompt=tokens, max_tokens=TOKENS, n=n, params=self.params())
+        return Flight(request_id, children, tokens)
+
+    def send_list(self, prompts: list[list[int]]) -> list[Flight]:
+        """A prompt list: its children go to Prefill in one piece when all of them have posted."""
+        parent = f"cmpl-{uuid.uuid4()}"
+        ids = tuple(f"{parent}-{k}" for k in range(len(prompts)))
+        for child, tokens in zip(ids, prompts):
+            self.meta.register(child, Plan(tokens, siblings=ids))
+        for child, tokens in zip(ids, prompts):
+            self.d.call("add", id=child, prompt=tokens, max_tokens=TOKENS, params=self.params())
+        return [Flight(child, [child], tokens) for child, tokens in zip(ids, prompts)]
+
+    def answers(self, flight: Flight) -> list[Answer]:
+        event = self.d.finished(flight.id)
+        return [Answer(t, r) for t, r in zip(event["tokens"], event["reasons"])]
+
+    def settled(self, timeout: float = 30.0) -> bool:
+        """Waits until no rendezvous is open and neither engine holds a request any more."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if not (self.meta.open or self.d.call("state")["requests"] or self.p.call("state")["requests"]):
+                return True
+            time.sleep(0.01)
+        return False
+
+    def digests(self, engine: Engine) -> dict[str, dict[str, list[str]]]:
+        """External request id -> layer -> hashes."""
+        return {RANDOM_SUFFIX.sub("", i): kv for i, kv in engine.call("digests").items()}

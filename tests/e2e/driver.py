@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One vLLM engine in one process, driven over pipes: driver.py CONFIG EVENTS_FD.
+
+CONFIG is JSON: model, overrides, kv (a KV transfer configuration or null), engine (more engine arguments), core (CPU to stay on).
+Commands come as JSON lines on standard input, events go as JSON lines to EVENTS_FD. An engine that runs in its own process is not
+polled while idle, so this one keeps stepping as long as the scheduler holds a request, and sleeps on the command pipe otherwise.
+"""
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import queue
+import sys
+import threading
+from typing import Any
+
+IDLE_WAIT_S = 0.001  # between two steps that had nothing to compute: somebody else's reads are awaited
+
+
+def prepare(core: int) -> None:
+    """Before vLLM is imported: one core, no network, the sparse attention of this folder."""
+    os.sched_setaffinity(0, {core})
+    os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1", VLLM_ENABLE_V1_MULTIPROCESSING="0",
+                      VLLM_CPU_OMP_THREADS_BIND=str(core), OMP_NUM_THREADS="1", VLLM_PLUGINS="rd2h_cpu_sparse",
+                      VLLM_LOGGING_LEVEL=os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"))
+
+
+def make_engine(config: dict[str, Any]):
+    import rd2h_cpu_sparse
+    from vllm import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    rd2h_cpu_sparse.register()  # as vLLM does with installed plugins
+
+    arguments = {"dtype": "float32", "enforce_eager": True, "max_model_len": 1024, "max_num_seqs": 4, "seed": 0,
+                 "kv_cache_memory_bytes": 64 << 20, "disable_log_stats": True, "compilation_config": {"custom_ops": ["none"]},
+                 **config.get("engine", {})}
+    return LLMEngine.from_engine_args(EngineArgs(model=config["model"], hf_overrides=config.get("overrides") or {},
+                                                 kv_transfer_config=config.get("kv"), **arguments))
+
+
+class Kv:
+    """The engine's KV tensors, hashed block by block."""
+
+    def __init__(self, core) -> None:
+        self._scheduler = core.scheduler
+        layers = core.vllm_config.compilation_config.static_forward_context
+        groups = core.scheduler.kv_cache_config.kv_cache_groups
+        self._layers = [(name, g, layers[name].kv_cache) for g, group in enumerate(groups) for name in group.layer_names]
+
+    def digest(self, blocks, count: int) -> dict[str, list[str]]:
+        """layer -> SHA-256 of its first `count` blocks; blocks: ids by KV group."""
+        return {name: [self._hash(cache[b]) for b in blocks[g][:count]] for name, g, cache in self._layers}
+
+    @staticmethod
+    def _hash(block) -> str:
+        import torch
+
+        return hashlib.sha256(block.contiguous().view(torch.uint8).numpy()).hexdigest()[:24]
+
+    def of(self, request, whole: bool) -> dict[str, list[str]]:
+        """The blocks of the request's prompt; whole: the last, partly filled one too."""
+        block = self._scheduler.kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
+        count = -(-request.num_prompt_tokens // block) if whole else request.num_prompt_tokens // block
+        return self.digest(self._scheduler.kv_cache_manager.get_block_ids(request.request_id), count)
+
+
+class Watch:
+    """Looks over the connector's shoulder: KV right after it was computed or pulled, and who computed how many prompt tokens."""
+
+    def __init__(self, scheduler, kv: Kv) -> None:
+        self.digests: dict[str, Any] = {}
+        self.prompt_tokens = 0
+        self.computing = True
+        self._scheduler, self._kv = scheduler, kv
+        if scheduler.connector is not None:
+            self._wrap("build_connector_meta", self._scheduled)
+            self._wrap("update_connector_output", self._received)
+            self._wrap("request_finished_all_groups", self._finished)
+
+    def _wrap(self, name: str, look) -> None:
+        hook = getattr(self._scheduler.connector, name)
+
+        def call(*args):
+            look(*args)
+            return hook(*args)
+
+        setattr(self._scheduler.connector, name, call)
+
+    def _scheduled(self, out) -> None:
+        self.computing = out.total_num_scheduled_tokens > 0
+        cached = out.scheduled_cached_reqs
+        computed = {r.req_id: r.num_computed_tokens for r in out.scheduled_new_reqs}
+        computed.update(zip(cached.req_ids, cached.num_computed_tokens))
+        for request_id, scheduled in out.num_scheduled_tokens.items():
+            prompt = self._scheduler.requests[request_id].num_prompt_tokens
+            self.prompt_tokens += max(0, min(prompt, computed[request_id] + scheduled) - computed[request_id])
+
+    def _received(self, output) -> None:
+        for request_id in (output.finished_recving or set()) - (output.failed_recving or set()):
+            request = self._scheduler.requests[request_id]
+            if not request.is_finished():
+                self.digests[request_id] = self._kv.of(request, whole=True)
+
+    def _finished(self, request, blocks) -> None:
+        params = request.kv_transfer_params or {}
+        if params.get("do_remote_decode") and request.num_computed_tokens >= request.num_prompt_tokens:
+            self.digests[request.request_id] = self._kv.of(request, whole=True)
+
+    def computed(self, request_id: str) -> None:
+        """An engine without a connector has computed the first token of a request."""
+        if request_id in self._scheduler.requests and request_id not in self.digests:
+            self.digests[request_id] = self._kv.of(self._scheduler.requests[request_id], whole=False)
+
+
+class Driver:
+    def __init__(self, config: dict[str, Any], events: int) -> None:
+        self._events = os.fdopen(events, "w", buffering=1)
+        self._engine = make_engine(config)
+        core = self._engine.engine_core.engine_core
+        self._scheduler = core.scheduler
+        self._alone = core.scheduler.connector is None
+        self._watch = Watch(core.scheduler, Kv(core))
+        self._commands: queue.SimpleQueue = queue.SimpleQueue()
+        self._aborts: dict[str, int] = {}  # request -> engine steps until it is aborted
+        threading.Thread(target=self._listen, daemon=True).start()
+        self.say(event="ready", block=core.scheduler.block_size)
+
+    def say(self, **event: Any) -> None:
+        self._events.write(json.dumps(event) + "\n")
+
+    def _listen(self) -> None:
+        for line in sys.stdin:
+            self._commands.put(json.loads(line))
+        self._commands.put({"cmd": "quit"})
+
+    def run(self) -> None:
+        while True:
+            busy = self._scheduler.has_requests()
+            wait = None if not busy else 0 if self._watch.computing else IDLE_WAIT_S
+            for command in self._take(wait):
+                if command["cmd"] == "quit":
+                    return
+                self._obey(command)
+            if self._scheduler.has_requests():
+                self._step()
+
+    def _take(self, wait: float | None) -> list[dict]:
+        """Commands that are there, after waiting for the first at most `wait` seconds (None: for ever)."""
+        got = []
+        try:
+            got.append(self._commands.get(timeout=wait) if wait != 0 else self._commands.get_nowait())
+            while True:
+                got.append(self._commands.get_nowait())
+        except queue.Empty:
+            return got
+
+    def _obey(self, command: dict) -> None:
+        try:
+            value = getattr(self, "do_" + command.pop("cmd"))(**{k: v for k, v in command.items() if k != "seq"})
+        except Exception as e:  # reported to whoever sent the command
+            self.say(event="error", seq=command.get("seq"), text=f"{type(e).__name__}: {e}")
+        else:
+            self.say(event="reply", seq=command.get("seq"), value=value)
+
+    def _step(self) -> None:
+        for request_id in [i for i, steps in self._aborts.items() if steps == 0]:
+            del self._aborts[request_id]
+            self._engine.abort_request([request_id])
+            self.say(event="finished", id=request_id, tokens=[], reasons=["abort"])
+        self._aborts = {i: steps - 1 for i, steps in self._aborts.items()}
+        for out in self._engine.step():
+            if out.finished:
+                outputs = sorted(out.outputs, key=lambda o: o.index)
+                self.say(event="finished", id=out.request_id, tokens=[list(o.token_ids) for o in outputs],
+                         reasons=[o.finish_reason for o in outputs])
+        if self._alone:
+            for request_id, request in list(self._scheduler.requests.items()):
+                if request.num_output_tokens:
+                    self._watch.computed(request_id)
+
+    # ---- commands ----
+    def do_add(self, id: str, prompt: list[int], max_tokens: int, n: int = 1, params: dict | None = None,
+               abort_after: int = 0) -> None:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, n=n, output_kind=RequestOutputKind.FINAL_ONLY,
+                                  extra_args={"kv_transfer_params": params} if params else None)
+        self._engine.add_request(id, {"prompt_token_ids": prompt}, sampling)
+        if abort_after:
+            self._aborts[id] = abort_after
+
+    def do_abort(self, id: str) -> None:
+        self._engine.abort_request([id])
+
+    def do_ghost(self, id: str, params: dict) -> None:
+        """What vLLM's server submits for a rejected or disconnected request: a request that is aborted before it begins."""
+        import time
+
+        from vllm import SamplingParams
+        from vllm.v1.engine import EngineCoreRequest
+
+        sampling = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": dict(params)})
+        self._engine.engine_core.add_request(EngineCoreRequest(
+            request_id=id, prompt_token_ids=[0], mm_features=None, sampling_params=sampling, pooling_params=None,
+            arrival_time=time.time(), lora_request=None, cache_salt=None, data_parallel_rank=None, abort_immediately=True))
+
+    def do_set(self, active: int | None = None, recompute: bool | None = None) -> None:
+        """Settings that vLLM's scheduler reads at every step; they save an engine start for every combination."""
+        if active is not None:
+            self._scheduler.max_num_active_reqs = active
+        if recompute is not None:
+            self._scheduler.recompute_kv_load_failures = recompute
+
+    def do_forget(self) -> bool:
+        """Empties the prefix cache."""
+        return self._engine.reset_prefix_cache()
+
+    def do_state(self) -> dict[str, Any]:
+        return {"requests": len(self._scheduler.requests),
+                "free_blocks": self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
+                "prompt_tokens": self._watch.prompt_tokens, "stats": self._stats()}
+
+    def _stats(self) -> dict[str, int]:
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        return {} if self._alone else get_kv_transfer_group()._rank.stats()
+
+    def do_digests(self) -> dict[str, Any]:
+        """Internal request id -> layer -> hashes, since the last time."""
+        taken = dict(self._watch.digests)
+        self._watch.digests.clear()
+        return taken
+
+    def close(self) -> None:
+        self._engine.engine_core.shutdown()
+
+
+if __name__ == "__main__":
+    settings = json.loads(sys.argv[1])
+    prepare(settings["core"])
+    driver = Driver(settings, int(sys.argv[2]))
+    driver.run()
+    driver.close()
+    driver.say(event="bye")
