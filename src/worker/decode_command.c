@@ -1,0 +1,318 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the API's threads ask of the control thread, and what comes back: two lists under one mutex, an eventfd each way. */
+#include "scheduler/step.h"
+#include "worker/decode_worker.h"
+#include <stdio.h>
+
+static void copy_text(char to[DW_TEXT], struct rd2h_str s) {
+  uint32_t n = s.n < DW_TEXT - 1 ? s.n : DW_TEXT - 1;
+  if (n)
+    memcpy(to, s.p, n);
+  to[n] = 0;
+}
+
+/* With mu held. */
+static void push_command(rd2h_dw *w, struct dw_command *c) {
+  bool first = !w->command;
+  c->next = NULL;
+  if (first)
+    w->command = c;
+  else
+    w->command_tail->next = c;
+  w->command_tail = c;
+  if (first)
+    rd2h_eventfd_set(w->command_fd);
+}
+
+static struct dw_command *command_new(enum dw_command_kind kind, size_t data) {
+  struct dw_command *c = rd2h_alloc(sizeof *c + data);
+  if (c)
+    memset(c, 0, sizeof *c);
+  if (c)
+    c->kind = kind;
+  return c;
+}
+
+static struct rd2h_str put_str(uint8_t **at, struct rd2h_str s) {
+  struct rd2h_str copy = {(const char *)*at, s.n};
+  memcpy(*at, s.p, s.n);
+  *at += s.n;
+  return copy;
+}
+
+static const uint32_t *put_ids(uint8_t **at, const uint32_t *ids, uint32_t n) {
+  const uint32_t *copy = (const uint32_t *)(void *)*at;
+  if (n)
+    memcpy(*at, ids, n * sizeof *ids);
+  *at += n * sizeof *ids;
+  return copy;
+}
+
+static struct dw_command *install_command(const struct rd2h_dm_grant *g) {
+  size_t ids = ((size_t)g->n_main + g->n_indexer) * sizeof(uint32_t);
+  struct dw_command *c = command_new(DW_INSTALL, ids + g->id.n + g->ext_id.n);
+  if (!c)
+    return NULL;
+  uint8_t *at = c->data;
+  c->grant = *g;
+  c->grant.main = put_ids(&at, g->main, g->n_main);
+  c->grant.indexer = put_ids(&at, g->indexer, g->n_indexer);
+  c->grant.id = put_str(&at, g->id);
+  c->grant.ext_id = put_str(&at, g->ext_id);
+  return c;
+}
+
+static struct dw_request *request_new(struct rd2h_str id) {
+  struct dw_request *r = rd2h_alloc(sizeof *r + id.n + 1);
+  if (!r)
+    return NULL;
+  memset(r, 0, sizeof *r);
+  memcpy(r->id, id.p, id.n);
+  r->id[id.n] = 0;
+  r->out.id = r->id;
+  r->out.text = r->text;
+  return r;
+}
+
+/* With mu held: the request is live from here on and its outcome has its memory. */
+static int make_live(rd2h_dw *w, struct rd2h_str id, struct dw_request *r, struct rd2h_error *err) {
+  if (rd2h_map_get(w->live, id.p, id.n) != RD2H_INDEX_NONE)
+    return rd2h_fail(err, RD2H_EXISTS, "request %s is installed already and has not ended", r->id);
+  uint32_t slot = rd2h_slab_take(&w->live_slot);
+  if (slot == RD2H_INDEX_NONE)
+    return rd2h_nomem(err, "a request");
+  if (rd2h_map_put(w->live, id.p, id.n, slot)) {
+    rd2h_slab_give(&w->live_slot, slot);
+    return rd2h_nomem(err, "a request");
+  }
+  *(struct dw_request **)rd2h_slab_at(&w->live_slot, slot) = r;
+  return RD2H_OK;
+}
+
+/* With mu held. */
+static void append_outcomes(rd2h_dw *w, struct dw_request *first, struct dw_request *last) {
+  if (w->outcome)
+    w->outcome_tail->next = first;
+  else
+    w->outcome = first;
+  w->outcome_tail = last;
+  last->next = NULL;
+  rd2h_eventfd_set(w->outcome_fd);
+}
+
+static int install(rd2h_dw *w, const struct rd2h_dm_grant *g, struct rd2h_error *err) {
+  struct dw_command *c = install_command(g);
+  struct dw_request *r = request_new(g->id);
+  int rc = c && r ? RD2H_OK : rd2h_nomem(err, "a request");
+  pthread_mutex_lock(&w->mu);
+  if (!rc)
+    rc = make_live(w, g->id, r, err);
+  if (!rc)
+    push_command(w, c);
+  pthread_mutex_unlock(&w->mu);
+  if (rc) {
+    rd2h_free(c);
+    rd2h_free(r);
+  }
+  return rc;
+}
+
+static struct rd2h_str str_of(const char *s) {
+  return (struct rd2h_str){s ? s : "", s ? (uint32_t)strlen(s) : 0};
+}
+
+int rd2h_dw_install(rd2h_dw *w, const struct rd2h_grant *g, struct rd2h_error *err) {
+  struct rd2h_dm_grant d = {.id = str_of(g->id), .ext_id = str_of(g->ext_id), .main = g->main, .indexer = g->indexer,
+                            .n_main = g->n_main, .n_indexer = g->n_indexer, .main_floor = g->main_floor,
+                            .indexer_floor = g->indexer_floor, .main_need = g->main_need, .indexer_need = g->indexer_need};
+  memcpy(d.attempt, g->attempt, sizeof d.attempt);
+  return install(w, &d, err);
+}
+
+int rd2h_dw_end(rd2h_dw *w, struct rd2h_str id, int status, struct rd2h_str text) {
+  struct dw_command *c = command_new(DW_END, id.n);
+  if (!c)
+    return RD2H_NOMEM;
+  uint8_t *at = c->data;
+  c->grant.id = put_str(&at, id);
+  c->status = status;
+  copy_text(c->text, text);
+  pthread_mutex_lock(&w->mu);
+  bool live = rd2h_map_get(w->live, id.p, id.n) != RD2H_INDEX_NONE;
+  if (live)
+    push_command(w, c);
+  pthread_mutex_unlock(&w->mu);
+  if (!live)
+    rd2h_free(c);
+  return live ? RD2H_OK : RD2H_NOT_FOUND;
+}
+
+/* A request that never got here is reported all the same, so that every rank reports it. */
+static int report_unknown(rd2h_dw *w, const struct rd2h_step_end *e, struct rd2h_error *err) {
+  struct dw_request *r = request_new(e->id);
+  if (!r)
+    return rd2h_nomem(err, "a request");
+  r->out.status = e->status;
+  copy_text(r->text, e->text);
+  pthread_mutex_lock(&w->mu);
+  append_outcomes(w, r, r);
+  pthread_mutex_unlock(&w->mu);
+  return RD2H_OK;
+}
+
+static int step_install(rd2h_dw *w, const struct rd2h_step_install *s, struct rd2h_error *err) {
+  struct rd2h_dm_grant g = {.id = s->id, .ext_id = s->ext_id, .main = s->main, .indexer = s->indexer, .n_main = s->n_main,
+                            .n_indexer = s->n_indexer, .main_floor = s->main_floor, .indexer_floor = s->indexer_floor,
+                            .main_need = s->main_need, .indexer_need = s->indexer_need};
+  memcpy(g.attempt, s->attempt, sizeof g.attempt);
+  return install(w, &g, err);
+}
+
+int rd2h_dw_step(rd2h_dw *w, const void *meta, size_t len, struct rd2h_error *err) {
+  struct rd2h_decode_step_view v;
+  rd2h_arena_reset(&w->step_arena);
+  int rc = rd2h_step_decode_decode(meta, len, &w->step_arena, &v, err);
+  if (rc)
+    return rc;
+  for (uint32_t i = 0; i < v.n_install; i++) {
+    int one = step_install(w, &v.install[i], err);
+    if (one)
+      RD2H_ERR("decode rank %u: request %.*s could not be installed: %s", w->o.tp_rank, (int)v.install[i].id.n, v.install[i].id.p,
+               rd2h_status_text(one));
+    rc = rc ? rc : one;
+  }
+  for (uint32_t i = 0; i < v.n_end; i++)
+    if (rd2h_dw_end(w, v.end[i].id, v.end[i].status, v.end[i].text) == RD2H_NOT_FOUND && !v.end[i].installed)
+      rc = rc ? rc : report_unknown(w, &v.end[i], err);
+  return rc;
+}
+
+/* ---- control thread ---- */
+static void run_install(rd2h_dw *w, const struct dw_command *c) {
+  struct rd2h_error err = {0};
+  int rc = rd2h_dm_install(w->dm, &c->grant, w->now, &err);
+  dw_drain(w);
+  if (rc) /* the machine knows nothing of it: nobody else would report it */
+    dw_report(w, c->grant.id, rc, err.text);
+}
+
+static void run_end(rd2h_dw *w, const struct dw_command *c) {
+  rd2h_dm_end(w->dm, c->grant.id, c->status, c->text, w->now); /* NOT_FOUND: it ended meanwhile and is reported */
+  dw_drain(w);
+}
+
+bool dw_run_commands(rd2h_dw *w) {
+  pthread_mutex_lock(&w->mu);
+  struct dw_command *c = w->command;
+  bool stop = w->stop;
+  w->command = NULL;
+  if (c || stop)
+    rd2h_eventfd_clear(w->command_fd);
+  pthread_mutex_unlock(&w->mu);
+  while (c) {
+    struct dw_command *next = c->next;
+    if (c->kind == DW_INSTALL)
+      run_install(w, c);
+    else
+      run_end(w, c);
+    rd2h_free(c);
+    c = next;
+  }
+  return !stop;
+}
+
+void dw_report(rd2h_dw *w, struct rd2h_str id, int status, const char *text) {
+  pthread_mutex_lock(&w->mu);
+  uint32_t slot = rd2h_map_del(w->live, id.p, id.n);
+  struct dw_request *r = slot == RD2H_INDEX_NONE ? NULL : *(struct dw_request **)rd2h_slab_at(&w->live_slot, slot);
+  rd2h_slab_give(&w->live_slot, slot);
+  pthread_mutex_unlock(&w->mu);
+  if (!r)
+    return;
+  r->out.status = status;
+  copy_text(r->text, str_of(text));
+  if (status && status != RD2H_ABORTED)
+    RD2H_WARN("decode rank %u: request %s failed: %s", w->o.tp_rank, r->id, text);
+  else
+    RD2H_DEBUG("decode rank %u: request %s %s", w->o.tp_rank, r->id, status ? "aborted" : "complete");
+  if (w->ended)
+    w->ended_tail->next = r;
+  else
+    w->ended = r;
+  w->ended_tail = r;
+}
+
+static void take_stats(rd2h_dw *w, struct rd2h_decode_stats *s) {
+  struct rd2h_dm_stats m;
+  rd2h_dm_stats(w->dm, &m);
+  *s = (struct rd2h_decode_stats){
+      .messages = m.messages, .batches = m.batches, .reads = w->count.reads, .descriptors = w->count.descriptors,
+      .bytes = w->count.bytes, .malformed = m.malformed + w->count.malformed, .parked = m.parked, .skipped = m.skipped,
+      .refused_meta = m.refused_meta + w->count.refused_meta, .replies = m.replies, .failed_transport = m.failed_transport,
+      .failed_peer_lost = m.failed_peer_lost, .failed_layout = m.failed_layout, .failed_expired = m.failed_expired,
+      .failed_other = m.failed_other, .aborted = m.aborted, .completed = m.completed, .peers = m.peers, .requests = m.requests,
+      .reads_in_flight = m.reads, .parked_now = m.parked_now, .quarantined = m.quarantined};
+}
+
+void dw_publish(rd2h_dw *w) {
+  pthread_mutex_lock(&w->mu);
+  take_stats(w, &w->stats);
+  if (w->ended)
+    append_outcomes(w, w->ended, w->ended_tail);
+  w->ended = w->ended_tail = NULL;
+  pthread_mutex_unlock(&w->mu);
+}
+
+/* ---- API's threads ---- */
+static void free_requests(struct dw_request *r) {
+  while (r) {
+    struct dw_request *next = r->next;
+    rd2h_free(r);
+    r = next;
+  }
+}
+
+uint32_t rd2h_dw_collect(rd2h_dw *w, struct rd2h_outcome *out, uint32_t cap) {
+  uint32_t n = 0;
+  free_requests(w->collected);
+  w->collected = NULL;
+  pthread_mutex_lock(&w->mu);
+  while (n < cap && w->outcome) {
+    struct dw_request *r = w->outcome;
+    w->outcome = r->next;
+    out[n++] = r->out;
+    r->next = w->collected;
+    w->collected = r;
+  }
+  if (!w->outcome)
+    rd2h_eventfd_clear(w->outcome_fd);
+  pthread_mutex_unlock(&w->mu);
+  return n;
+}
+
+int rd2h_dw_fd(const rd2h_dw *w) {
+  return w->outcome_fd;
+}
+
+void rd2h_dw_stats(rd2h_dw *w, struct rd2h_decode_stats *s) {
+  pthread_mutex_lock(&w->mu);
+  *s = w->stats;
+  pthread_mutex_unlock(&w->mu);
+}
+
+void dw_commands_free(rd2h_dw *w) {
+  while (w->command) {
+    struct dw_command *next = w->command->next;
+    rd2h_free(w->command);
+    w->command = next;
+  }
+  free_requests(w->ended);
+  free_requests(w->outcome);
+  free_requests(w->collected);
+  for (uint32_t i = 0; i < w->live_slot.next; i++)
+    if (rd2h_slab_live(&w->live_slot, i))
+      rd2h_free(*(struct dw_request **)rd2h_slab_at(&w->live_slot, i));
+  rd2h_slab_free(&w->live_slot);
+  rd2h_map_destroy(w->live);
+  rd2h_arena_free(&w->step_arena);
+}

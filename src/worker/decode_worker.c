@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The Decode worker's frame: creation, the control thread's loop, the end. */
+#include "worker/decode_worker.h"
+#include "worker/engine_open.h"
+#include <errno.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#define TOMBSTONES 4096u
+#define MAX_PARKED 4096u
+#define LEGACY_HOLD_MS 240000u /* what a Prefill peer holds its sources for at most */
+#define HEARTBEAT_MS 1000
+#define HEARTBEAT_TIMEOUT_MS 5000
+#define HELD_TOTAL_BYTES ((size_t)1 << 30)
+#define HELD_PEER_BYTES ((size_t)256 << 20)
+enum { KEY_ROUTER, KEY_COMMAND, KEY_ENGINE };
+
+/* ---- the control thread ---- */
+static void turn_wait(rd2h_dw *w) {
+  struct epoll_event ev[4];
+  int timeout = rd2h_zmq_readable(w->router) ? 0 : rd2h_epoll_timeout(rd2h_dm_next_deadline(w->dm), rd2h_now_ns());
+  epoll_wait(w->epoll, ev, RD2H_COUNT(ev), timeout); /* every source is looked at each turn, whichever woke us */
+}
+
+static void *control_main(void *arg) {
+  rd2h_dw *w = arg;
+  for (;;) {
+    w->now = rd2h_now_ns();
+    if (!dw_run_commands(w))
+      return NULL;
+    dw_receive(w);
+    dw_complete(w);
+    if (rd2h_dm_next_deadline(w->dm) <= w->now)
+      rd2h_dm_tick(w->dm, w->now);
+    dw_drain(w);
+    dw_publish(w);
+    turn_wait(w);
+  }
+}
+
+/* ---- creation ---- */
+static int bind_router(rd2h_dw *w, struct rd2h_error *err) {
+  char address[300];
+  bool v6 = strchr(w->o.bind_host, ':') != NULL;
+  const int options[][2] = {{ZMQ_ROUTER_MANDATORY, 1}, {ZMQ_SNDHWM, 0}, {ZMQ_RCVHWM, 0}, {ZMQ_LINGER, 0}, {ZMQ_IPV6, v6},
+                            {ZMQ_HEARTBEAT_IVL, HEARTBEAT_MS}, {ZMQ_HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS}, {ZMQ_BACKLOG, 1024}};
+  int64_t most = (int64_t)w->o.max_message_mb << 20;
+  size_t n = sizeof address;
+  if (!(w->router = zmq_socket(w->ctx, ZMQ_ROUTER)))
+    return rd2h_fail(err, RD2H_LIMIT, "control socket: %s; raise the limit of open files (ulimit -n)", zmq_strerror(errno));
+  for (size_t i = 0; i < RD2H_COUNT(options); i++)
+    if (rd2h_zmq_set(w->router, options[i][0], options[i][1]))
+      return rd2h_fail(err, RD2H_INTERNAL, "control socket, option %d: %s", options[i][0], zmq_strerror(errno));
+  zmq_setsockopt(w->router, ZMQ_MAXMSGSIZE, &most, sizeof most);
+  snprintf(address, sizeof address, w->o.port ? "tcp://%s%s%s:%u" : "tcp://%s%s%s:*", v6 ? "[" : "", w->o.bind_host, v6 ? "]" : "",
+           w->o.port);
+  if (zmq_bind(w->router, address))
+    return rd2h_fail(err, RD2H_IO, "Decode rank %u cannot listen at %s: %s; choose a free kv_port and a host of this machine",
+                     w->o.tp_rank, address, zmq_strerror(errno));
+  if (zmq_getsockopt(w->router, ZMQ_LAST_ENDPOINT, address, &n))
+    return rd2h_fail(err, RD2H_INTERNAL, "control socket: %s", zmq_strerror(errno));
+  unsigned port = 0;
+  sscanf(strrchr(address, ':'), ":%u", &port);
+  w->port = (uint16_t)port;
+  return RD2H_OK;
+}
+
+static int open_engine(rd2h_dw *w, struct rd2h_error *err) {
+  struct rd2h_engine_opts eo = {.size = sizeof eo, .host = w->o.bind_host, .read_timeout_ns = w->o.read_timeout_ms * RD2H_MS,
+                                .threads = w->o.engine_threads, .legacy_session = w->o.legacy_session};
+  return rd2h_worker_engine(w->o.engine, &eo, w->o.memory, w->o.n_memory, &w->eng, err);
+}
+
+static int open_machine(rd2h_dw *w, struct rd2h_error *err) {
+  struct rd2h_dm_cfg cfg = {.layout = w->o.layout, .main_rank = w->o.main_rank, .main_ranks = w->o.main_ranks,
+                            .max_peers = w->o.max_peers, .max_requests = w->o.max_requests, .max_parked = MAX_PARKED,
+                            .tombstones = TOMBSTONES, .park_ns = w->o.park_ms * RD2H_MS, .queue_ns = w->o.queue_ms * RD2H_MS,
+                            .progress_ns = w->o.progress_ms * RD2H_MS, .probe_ns = w->o.probe_ms * RD2H_MS,
+                            .legacy_hold_ns = LEGACY_HOLD_MS * RD2H_MS, .reply_on_read_failure = w->o.reply_on_read_failure};
+  if (rd2h_random(w->incarnation, sizeof w->incarnation))
+    return rd2h_fail(err, RD2H_IO, "getrandom: %s", strerror(errno));
+  memcpy(cfg.incarnation, w->incarnation, sizeof cfg.incarnation);
+  return rd2h_dm_create(&cfg, &w->dm, err);
+}
+
+static int open_loop(rd2h_dw *w, struct rd2h_error *err) {
+  w->epoll = epoll_create1(EPOLL_CLOEXEC);
+  w->command_fd = rd2h_eventfd_open(err);
+  w->outcome_fd = rd2h_eventfd_open(err);
+  if (w->epoll < 0 || w->command_fd < 0 || w->outcome_fd < 0)
+    return rd2h_fail(err, RD2H_LIMIT, "event descriptors: %s; raise the limit of open files (ulimit -n)", strerror(errno));
+  int engine_fd = rd2h_eng_fd(w->eng);
+  int rc = rd2h_epoll_add(w->epoll, rd2h_zmq_fd(w->router), KEY_ROUTER, err);
+  rc = rc ? rc : rd2h_epoll_add(w->epoll, w->command_fd, KEY_COMMAND, err);
+  return rc || engine_fd < 0 ? rc : rd2h_epoll_add(w->epoll, engine_fd, KEY_ENGINE, err);
+}
+
+static int start(rd2h_dw *w, struct rd2h_error *err) {
+  char name[16];
+  rd2h_nofile_raise(w->o.max_peers + 256);
+  w->by_identity = rd2h_map_create();
+  w->live = rd2h_map_create();
+  if (!w->by_identity || !w->live)
+    return rd2h_nomem(err, "Decode worker");
+  if (!(w->ctx = rd2h_zmq_context(w->o.max_peers + 64, err)))
+    return err->status;
+  int rc = open_engine(w, err);
+  rc = rc ? rc : open_machine(w, err);
+  rc = rc ? rc : bind_router(w, err);
+  rc = rc ? rc : open_loop(w, err);
+  if (rc)
+    return rc;
+  snprintf(name, sizeof name, "rd2h-d%u", w->o.tp_rank);
+  rc = rd2h_thread_start(&w->thread, name, control_main, w, err);
+  w->started = !rc;
+  return rc;
+}
+
+int rd2h_dw_create(const struct rd2h_decode_opts *o, rd2h_dw **out, struct rd2h_error *err) {
+  struct rd2h_error local = {0};
+  rd2h_dw *w = rd2h_zalloc(sizeof *w);
+  err = err ? err : &local;
+  if (!w)
+    return rd2h_nomem(err, "Decode worker");
+  w->o = *o;
+  w->epoll = w->command_fd = w->outcome_fd = -1;
+  w->pool.held_max = HELD_TOTAL_BYTES;
+  w->pool.peer_max = HELD_PEER_BYTES;
+  pthread_mutex_init(&w->mu, NULL);
+  rd2h_slab_init(&w->live_slot, sizeof(struct dw_request *), 0);
+  zmq_msg_init(&w->identity);
+  zmq_msg_init(&w->frame);
+  zmq_msg_init(&w->payload);
+  int rc = start(w, err);
+  if (rc) {
+    rd2h_dw_destroy(w);
+    return rc;
+  }
+  RD2H_INFO("decode rank %u of %u: listening at %s:%u, engine %s", w->o.tp_rank, w->o.tp_size, w->o.bind_host, w->port,
+            rd2h_eng_name(w->eng));
+  *out = w;
+  return RD2H_OK;
+}
+
+/* ---- the end ---- */
+static void stop_thread(rd2h_dw *w) {
+  pthread_mutex_lock(&w->mu);
+  w->stop = true;
+  pthread_mutex_unlock(&w->mu);
+  rd2h_eventfd_set(w->command_fd);
+  pthread_join(w->thread, NULL);
+}
+
+static void close_fd(int fd) {
+  if (fd >= 0)
+    close(fd);
+}
+
+void rd2h_dw_destroy(rd2h_dw *w) {
+  if (!w)
+    return;
+  if (w->started)
+    stop_thread(w);
+  for (uint32_t i = 0; i < w->n_peers; i++)
+    dw_forget_peer(w, i);
+  rd2h_eng_close(w->eng); /* from here on nothing is written to destinations any more */
+  dw_batches_free(w);
+  rd2h_dm_destroy(w->dm);
+  zmq_msg_close(&w->identity);
+  zmq_msg_close(&w->frame);
+  zmq_msg_close(&w->payload);
+  if (w->router)
+    zmq_close(w->router);
+  if (w->ctx)
+    zmq_ctx_term(w->ctx);
+  for (uint32_t i = 0; i < w->n_peers; i++)
+    rd2h_free(w->peer[i]);
+  rd2h_free(w->peer);
+  rd2h_map_destroy(w->by_identity);
+  rd2h_msgpool_free(&w->pool);
+  rd2h_arena_free(&w->meta_arena);
+  rd2h_buf_free(&w->out);
+  dw_commands_free(w);
+  close_fd(w->epoll);
+  close_fd(w->command_fd);
+  close_fd(w->outcome_fd);
+  pthread_mutex_destroy(&w->mu);
+  rd2h_free(w);
+}
+
+uint16_t rd2h_dw_port(const rd2h_dw *w) {
+  return w->port;
+}

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/msgpool.h"
+
+#define IDLE_MAX_BYTES ((size_t)64 << 20)
+#define MIB(n) ((unsigned long)((n) >> 20))
+
+static struct rd2h_msg *slot_new(struct rd2h_msgpool *pool) {
+  struct rd2h_msg *m = pool->idle;
+  if (m) {
+    pool->idle = m->next;
+    pool->idle_bytes -= m->arena.cap;
+    return m;
+  }
+  m = rd2h_zalloc(sizeof *m);
+  if (m)
+    zmq_msg_init(&m->payload);
+  return m;
+}
+
+static void slot_free(struct rd2h_msg *m) {
+  zmq_msg_close(&m->payload);
+  rd2h_arena_free(&m->arena);
+  rd2h_free(m);
+}
+
+static int within(const struct rd2h_msgpool *pool, size_t held, size_t peer_held, struct rd2h_error *err) {
+  if (peer_held && held > pool->peer_max - (peer_held < pool->peer_max ? peer_held : pool->peer_max))
+    return rd2h_fail(err, RD2H_LIMIT, "Decode holds %lu MiB of unfinished messages of this peer, a message more would pass its limit of "
+                     "%lu MiB", MIB(peer_held), MIB(pool->peer_max));
+  if (pool->held && held > pool->held_max - (pool->held < pool->held_max ? pool->held : pool->held_max))
+    return rd2h_fail(err, RD2H_LIMIT, "Decode holds %lu MiB of unfinished messages of all peers, a message more would pass its limit of "
+                     "%lu MiB", MIB(pool->held), MIB(pool->held_max));
+  return RD2H_OK;
+}
+
+struct rd2h_msg *rd2h_msg_take(struct rd2h_msgpool *pool, size_t n, size_t *peer_held, struct rd2h_error *err) {
+  size_t need = rd2h_wire_arena_need(n), held = n + need;
+  if (within(pool, held, *peer_held, err))
+    return NULL;
+  struct rd2h_msg *m = slot_new(pool);
+  if (!m || rd2h_arena_reserve(&m->arena, need)) {
+    if (m)
+      slot_free(m);
+    rd2h_nomem(err, "a message");
+    return NULL;
+  }
+  m->held = held;
+  m->prev = NULL;
+  m->next = pool->busy;
+  if (m->next)
+    m->next->prev = m;
+  pool->busy = m;
+  pool->held += held;
+  *peer_held += held;
+  return m;
+}
+
+void rd2h_msg_give(struct rd2h_msgpool *pool, struct rd2h_msg *m, size_t *peer_held) {
+  pool->held -= m->held;
+  *peer_held -= m->held;
+  if (m->next)
+    m->next->prev = m->prev;
+  if (m->prev)
+    m->prev->next = m->next;
+  else
+    pool->busy = m->next;
+  zmq_msg_close(&m->payload);
+  zmq_msg_init(&m->payload);
+  rd2h_arena_reset(&m->arena);
+  if (pool->idle_bytes + m->arena.cap > IDLE_MAX_BYTES) {
+    slot_free(m);
+    return;
+  }
+  pool->idle_bytes += m->arena.cap;
+  m->next = pool->idle;
+  pool->idle = m;
+}
+
+static void free_list(struct rd2h_msg *m) {
+  while (m) {
+    struct rd2h_msg *next = m->next;
+    slot_free(m);
+    m = next;
+  }
+}
+
+void rd2h_msgpool_free(struct rd2h_msgpool *pool) {
+  free_list(pool->idle);
+  free_list(pool->busy);
+  pool->idle = pool->busy = NULL;
+}

@@ -1,0 +1,228 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Between the caller's thread and the sender's: pooled records, the queue of steps and layers, settlements back. */
+#include "layout/layout.h"
+#include "worker/prefill_worker.h"
+#include <stdio.h>
+
+/* ---- pools (any thread) ---- */
+struct pw_batch *pw_batch_take(rd2h_pw *w, uint32_t reqs) {
+  pthread_mutex_lock(&w->mu);
+  struct pw_batch *b = w->idle_batch;
+  if (b)
+    w->idle_batch = b->next;
+  pthread_mutex_unlock(&w->mu);
+  if (!b && !(b = rd2h_zalloc(sizeof *b)))
+    return NULL;
+  if (b->cap < reqs) {
+    uint32_t cap = b->cap ? b->cap : 16;
+    while (cap < reqs)
+      cap *= 2;
+    uint32_t *req = rd2h_realloc(b->req, cap * sizeof *req);
+    if (!req) {
+      pw_batch_give(w, b);
+      return NULL;
+    }
+    b->req = req;
+    b->cap = cap;
+  }
+  b->bytes = 0;
+  return b;
+}
+
+void pw_batch_give(rd2h_pw *w, struct pw_batch *b) {
+  pthread_mutex_lock(&w->mu);
+  b->next = w->idle_batch;
+  w->idle_batch = b;
+  pthread_mutex_unlock(&w->mu);
+}
+
+struct pw_item *pw_item_take(rd2h_pw *w) {
+  pthread_mutex_lock(&w->mu);
+  struct pw_item *it = w->idle_item;
+  if (it)
+    w->idle_item = it->next;
+  pthread_mutex_unlock(&w->mu);
+  it = it ? it : rd2h_alloc(sizeof *it);
+  if (it)
+    *it = (struct pw_item){0};
+  return it;
+}
+
+/* The item takes over a reference to its step. Several items queued before the sender looks are one wake-up. */
+void pw_push(rd2h_pw *w, struct pw_item *it) {
+  pthread_mutex_lock(&w->mu);
+  bool first = !w->item;
+  if (first)
+    w->item = it;
+  else
+    w->item_tail->next = it;
+  w->item_tail = it;
+  pthread_mutex_unlock(&w->mu);
+  if (first)
+    rd2h_eventfd_set(w->item_fd);
+}
+
+/* ---- sender thread ---- */
+static void dispatch(rd2h_pw *w, struct pw_batch *b) {
+  const struct pw_group *g = b->group;
+  uint32_t n = g->list[b->variant].n;
+  if (g->endpoint == RD2H_INDEX_NONE || !n) {
+    pw_settle(w, b, g->endpoint == RD2H_INDEX_NONE ? RD2H_LIMIT : RD2H_SKIPPED, "not sent");
+    return;
+  }
+  b->endpoint = g->endpoint;
+  for (uint32_t i = 0; i < n; i++)
+    b->req[i] = g->handle[g->list[b->variant].at[i]];
+  rd2h_pm_dispatch(w->pm, g->endpoint, b->layer, b->req, n, (uintptr_t)b, w->now);
+  pw_drain(w);
+}
+
+/* Every layer of the step has been dispatched: requests whose last chunk it holds are complete once all is answered. */
+static void mark_last(rd2h_pw *w, const struct pw_step *s) {
+  for (uint32_t i = 0; i < s->n_groups; i++) {
+    const struct pw_group *g = &s->group[i];
+    for (uint32_t k = 0; k < g->n && g->endpoint != RD2H_INDEX_NONE; k++)
+      if (s->view.send[g->send[k]].last && g->handle[k] != RD2H_INDEX_NONE)
+        rd2h_pm_last(w->pm, g->handle[k], g->endpoint, w->now);
+  }
+  pw_drain(w);
+}
+
+static void finish(rd2h_pw *w, const struct pw_step *s) {
+  for (uint32_t i = 0; i < s->view.n_finished; i++) {
+    rd2h_pm_finish(w->pm, s->view.finished[i].id, s->view.finished[i].aborted, w->now);
+    pw_drain(w);
+  }
+}
+
+static void run_item(rd2h_pw *w, struct pw_item *it) {
+  if (it->kind == PW_STEP) {
+    pw_prepare(w, it->step);
+    finish(w, it->step);
+  }
+  while (it->batch) {
+    struct pw_batch *b = it->batch;
+    it->batch = b->next;
+    dispatch(w, b);
+  }
+  if (it->last)
+    mark_last(w, it->step);
+  pw_step_unref(w, it->step);
+}
+
+bool pw_run_items(rd2h_pw *w) {
+  pthread_mutex_lock(&w->mu);
+  struct pw_item *it = w->item, *done = it, *tail = w->item_tail;
+  bool stop = w->stop;
+  w->item = NULL;
+  if (it || stop)
+    rd2h_eventfd_clear(w->item_fd);
+  pthread_mutex_unlock(&w->mu);
+  for (; it; it = it->next)
+    run_item(w, it);
+  if (done) {
+    pthread_mutex_lock(&w->mu);
+    tail->next = w->idle_item;
+    w->idle_item = done;
+    pthread_mutex_unlock(&w->mu);
+  }
+  return !stop;
+}
+
+void pw_settle(rd2h_pw *w, struct pw_batch *b, int status, const char *text) {
+  const struct rd2h_layer *l = &w->o.layout->layer[b->layer];
+  pthread_mutex_lock(&w->gate.mu);
+  if (b->earlier)
+    b->earlier->later = b->later;
+  else
+    w->unsettled = b->later;
+  if (b->later)
+    b->later->earlier = b->earlier;
+  if (w->failure && status && status != RD2H_SKIPPED && !w->failure[b->layer].status) {
+    w->failure[b->layer].status = status;
+    snprintf(w->failure[b->layer].text, PW_TEXT, "%s", text);
+  }
+  rd2h_gate_open(&w->gate, l->slot, l->n_slots);
+  pthread_mutex_unlock(&w->gate.mu);
+  if (b->bytes && b->epoch == w->endpoint[b->endpoint].epoch)
+    w->endpoint[b->endpoint].unanswered -= b->bytes;
+  struct pw_step *s = b->step;
+  pw_batch_give(w, b);
+  pw_step_unref(w, s);
+}
+
+void pw_settled(rd2h_pw *w, const char *id, int status) {
+  size_t n = strlen(id);
+  pthread_mutex_lock(&w->mu);
+  uint32_t slot = rd2h_map_del(w->ending, id, n);
+  struct pw_ended *e = slot == RD2H_INDEX_NONE ? NULL : *(struct pw_ended **)rd2h_slab_at(&w->ending_slot, slot);
+  rd2h_slab_give(&w->ending_slot, slot);
+  pthread_mutex_unlock(&w->mu);
+  if (!e)
+    return;
+  e->out.status = status;
+  if (w->fresh)
+    w->fresh_tail->next = e;
+  else
+    w->fresh = e;
+  w->fresh_tail = e;
+}
+
+static void take_stats(rd2h_pw *w, struct rd2h_prefill_stats *s) {
+  struct rd2h_pm_stats m;
+  rd2h_pm_stats(w->pm, &m);
+  *s = (struct rd2h_prefill_stats){
+      .batches = m.batches, .batches_failed = m.batches_failed, .bytes_sent = w->bytes_sent, .epochs = m.epochs,
+      .epochs_lost = m.epochs_lost, .requests_settled = m.requests_settled, .requests_failed = m.requests_failed,
+      .given_up = m.given_up, .cancels = m.cancels, .skipped = m.skipped, .endpoints = m.endpoints, .outstanding = m.outstanding,
+      .held = rd2h_map_size(w->ending)};
+}
+
+void pw_publish(rd2h_pw *w) {
+  pthread_mutex_lock(&w->mu);
+  take_stats(w, &w->stats);
+  if (w->fresh) {
+    if (w->settled)
+      w->settled_tail->next = w->fresh;
+    else
+      w->settled = w->fresh;
+    w->settled_tail = w->fresh_tail;
+    w->fresh = w->fresh_tail = NULL;
+    rd2h_eventfd_set(w->ended_fd);
+  }
+  pthread_mutex_unlock(&w->mu);
+}
+
+/* ---- the end: no other thread is left ---- */
+static void free_ended(struct pw_ended *e) {
+  while (e) {
+    struct pw_ended *next = e->next;
+    rd2h_free(e);
+    e = next;
+  }
+}
+
+static void free_batches(struct pw_batch *b, bool by_later) {
+  while (b) {
+    struct pw_batch *next = by_later ? b->later : b->next;
+    rd2h_free(b->req);
+    rd2h_free(b);
+    b = next;
+  }
+}
+
+void pw_queue_free(rd2h_pw *w) {
+  for (struct pw_item *it = w->idle_item, *next; it; it = next) {
+    next = it->next;
+    rd2h_free(it);
+  }
+  free_batches(w->idle_batch, false);
+  free_ended(w->settled);
+  free_ended(w->fresh);
+  free_ended(w->collected);
+  for (uint32_t i = 0; i < w->ending_slot.next; i++)
+    if (rd2h_slab_live(&w->ending_slot, i))
+      rd2h_free(*(struct pw_ended **)rd2h_slab_at(&w->ending_slot, i));
+  rd2h_slab_free(&w->ending_slot);
+  rd2h_map_destroy(w->ending);
+}

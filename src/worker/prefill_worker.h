@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef RD2H_PREFILL_WORKER_H
+#define RD2H_PREFILL_WORKER_H
+/* Inside the Prefill worker; shared by its own files only. The caller's thread makes steps and batches and hands them over through
+ * a queue; all else is the sender thread's. */
+#include "engine/engine.h"
+#include "protocol/prefill_machine.h"
+#include "scheduler/step.h"
+#include "worker/gate.h"
+#include "worker/thread.h"
+#include "worker/worker.h"
+
+#define PW_TEXT 320
+#define PW_VARIANTS 2u /* of a step's request list: for layers without an indexer, and with one */
+
+/* The requests of one step that go to one endpoint. */
+struct pw_group {
+  char address[300];
+  struct rd2h_str engine_id;
+  uint32_t member, ratio;
+  uint32_t n, *send;         /* places in the step's list */
+  uint32_t count[PW_VARIANTS]; /* requests that publish something for such a layer; not changed after the step was made */
+  /* sender thread: */
+  uint32_t endpoint, *handle; /* handles of the machine, in the order of send */
+  struct {
+    uint32_t n, *at;         /* places in send of the requests that go out */
+    struct rd2h_buf bytes;   /* their encoded list, equal for every layer */
+    bool encoded;
+  } list[PW_VARIANTS];
+};
+
+/* One engine step: shared by what is queued and unanswered of it. */
+struct pw_step {
+  struct pw_step *next; /* idle ones */
+  uint32_t refs;        /* atomic */
+  struct rd2h_buf bytes; /* copy of the scheduler's bytes: the view points into it */
+  struct rd2h_arena arena, work;
+  struct rd2h_prefill_step_view view;
+  uint32_t n_groups, cap_groups;
+  struct pw_group *group;
+  uint32_t n_dispatched;
+  bool *dispatched; /* by layer */
+};
+
+/* One layer's message for one endpoint, from its dispatch until its answer. */
+struct pw_batch {
+  struct pw_batch *next;          /* of the item, or idle */
+  struct pw_batch *later, *earlier; /* all that are not settled */
+  struct pw_step *step;
+  struct pw_group *group;
+  uint32_t layer, variant, endpoint, epoch;
+  uint32_t *req, cap;
+  size_t bytes; /* sent in that epoch and unanswered */
+};
+
+enum pw_item_kind { PW_STEP = 1, PW_LAYER };
+struct pw_item {
+  struct pw_item *next;
+  enum pw_item_kind kind;
+  struct pw_step *step;
+  uint32_t layer;
+  bool last; /* with it all layers of the step have been dispatched */
+  struct pw_batch *batch;
+};
+
+/* A finished request until it is collected. */
+struct pw_ended {
+  struct pw_ended *next;
+  struct rd2h_settled out;
+  char id[];
+};
+
+struct pw_endpoint {
+  void *socket, *monitor; /* NULL: no epoch */
+  uint32_t epoch, member, ratio;
+  bool dirty;             /* to be looked at in this turn */
+  size_t unanswered;      /* bytes */
+};
+
+struct pw_failure {
+  int status;
+  char text[PW_TEXT];
+};
+
+struct rd2h_pw {
+  struct rd2h_prefill_opts o;
+  char session[300];
+  uint32_t n_layers;
+  void *ctx;
+  int epoll, item_fd, ended_fd;
+  rd2h_eng *eng;
+  rd2h_pm *pm;
+  pthread_t thread;
+  bool started;
+
+  struct rd2h_gate gate; /* its mutex guards also: */
+  struct pw_batch *unsettled;
+  struct pw_failure *failure; /* by layer; RD2H_RAISE only */
+
+  pthread_mutex_t mu; /* guards: */
+  struct pw_item *item, *item_tail, *idle_item;
+  struct pw_batch *idle_batch;
+  struct pw_step *idle_step;
+  struct pw_ended *settled, *settled_tail;
+  struct rd2h_map *ending; /* id -> index in ending_slot: announced as finished, not settled */
+  struct rd2h_slab ending_slot;
+  struct rd2h_prefill_stats stats;
+  bool stop;
+
+  /* the caller's thread */
+  struct pw_step *step;
+  struct pw_ended *collected;
+  struct rd2h_arena ask; /* of wait_preempted */
+
+  /* the sender thread */
+  uint64_t now;
+  struct rd2h_buf meta, out;
+  struct pw_endpoint *endpoint; /* by handle of the machine */
+  uint32_t n_endpoints, *dirty, n_dirty;
+  uint32_t *idx, idx_cap; /* scratch of SEND_BATCH */
+  struct rd2h_wire_req *wire;
+  uint32_t wire_cap;
+  struct rd2h_arena reply_arena;
+  uint64_t bytes_sent;
+  uint32_t next_monitor;
+  struct pw_ended *fresh, *fresh_tail; /* settled in this turn */
+};
+
+/* prefill_step.c */
+struct pw_step *pw_step_make(rd2h_pw *, const void *meta, size_t len, struct rd2h_error *); /* with one reference */
+void pw_step_unref(rd2h_pw *, struct pw_step *);
+void pw_steps_free(rd2h_pw *);
+void pw_prepare(rd2h_pw *, struct pw_step *); /* sender: endpoints and requests become the machine's */
+/* Appends the encoded request list of a group: the n requests that idx names by their place in the group's list. */
+bool pw_encode_list(rd2h_pw *, const struct pw_step *, struct pw_group *, uint32_t variant, const uint32_t *idx, uint32_t n,
+                    struct rd2h_buf *to);
+/* prefill_queue.c */
+struct pw_batch *pw_batch_take(rd2h_pw *, uint32_t reqs);
+void pw_batch_give(rd2h_pw *, struct pw_batch *);
+struct pw_item *pw_item_take(rd2h_pw *);
+void pw_push(rd2h_pw *, struct pw_item *);
+bool pw_run_items(rd2h_pw *); /* sender; false: stop */
+void pw_settle(rd2h_pw *, struct pw_batch *, int status, const char *text);
+void pw_settled(rd2h_pw *, const char *id, int status);
+void pw_publish(rd2h_pw *);
+void pw_queue_free(rd2h_pw *);
+/* prefill_endpoint.c */
+bool pw_endpoint_room(rd2h_pw *, uint32_t endpoint);
+int pw_endpoint_open(rd2h_pw *, uint32_t endpoint, uint32_t epoch, struct rd2h_error *);
+void pw_endpoint_close(rd2h_pw *, uint32_t endpoint);
+void pw_endpoint_send(rd2h_pw *, uint32_t endpoint, const void *p, size_t n);
+void pw_endpoint_mark(rd2h_pw *, uint32_t endpoint);
+void pw_endpoints_look(rd2h_pw *); /* takes in what marked endpoints have */
+/* prefill_action.c */
+void pw_drain(rd2h_pw *);
+/* prefill_meta.c */
+int pw_make_meta(rd2h_pw *, struct rd2h_error *);
+#endif

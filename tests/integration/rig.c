@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/integration/rig.h"
+#include "layout/layout.h"
+#include <poll.h>
+#include <sys/mman.h>
+
+static const uint32_t block_bytes[RIG_TENSORS] = {256, 128, 64, 8};
+
+/* ---- memory ---- */
+uint32_t rig_block_bytes(uint32_t tensor) {
+  return block_bytes[tensor];
+}
+
+static uint32_t storage(const struct rig_shape *s, uint32_t layer) {
+  return s->slots ? layer % s->slots : layer;
+}
+
+static uint64_t slot_bytes(const struct rig_shape *s) {
+  uint64_t row = 0;
+  for (uint32_t t = 0; t < RIG_TENSORS; t++)
+    row += block_bytes[t];
+  return row * s->blocks;
+}
+
+static bool has(const struct rig_shape *s, uint32_t layer, uint32_t tensor) {
+  return tensor < 2 || (s->indexer_mask >> layer & 1);
+}
+
+static uint64_t tensor_base(const struct rig_side *s, uint32_t layer, uint32_t tensor) {
+  uint64_t at = s->area.base + storage(&s->shape, layer) * slot_bytes(&s->shape);
+  for (uint32_t t = 0; t < tensor; t++)
+    at += (uint64_t)block_bytes[t] * s->shape.blocks;
+  return at;
+}
+
+uint8_t *rig_block(const struct rig_side *s, uint32_t layer, uint32_t tensor, uint32_t block) {
+  if (!has(&s->shape, layer, tensor))
+    return NULL;
+  return (uint8_t *)(uintptr_t)(tensor_base(s, layer, tensor) + (uint64_t)block * block_bytes[tensor]);
+}
+
+void rig_side_open(struct rig_side *s, const struct rig_shape *shape) {
+  struct rd2h_error err = {0};
+  struct rd2h_kv_tensor t[RIG_TENSORS * 32];
+  char name[2 * 32][64];
+  uint32_t n = 0;
+  struct rd2h_layout_opts o = {.size = sizeof o, .num_blocks = shape->blocks, .fingerprint = "rig"};
+  *s = (struct rig_side){.shape = *shape};
+  s->area.len = (shape->slots ? shape->slots : shape->layers) * slot_bytes(shape);
+  void *p = mmap(NULL, s->area.len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  RIG_CHECK(p != MAP_FAILED && shape->layers <= 32);
+  memset(p, RIG_CANARY, s->area.len);
+  s->area.base = (uintptr_t)p;
+  for (uint32_t l = 0; l < shape->layers; l++) {
+    snprintf(name[2 * l], sizeof name[0], "model.layers.%u.self_attn.attn", l);
+    snprintf(name[2 * l + 1], sizeof name[0], "model.layers.%u.self_attn.indexer.k_cache", l);
+    for (uint32_t k = 0; k < RIG_TENSORS; k++)
+      if (has(shape, l, k))
+        t[n++] = (struct rd2h_kv_tensor){.layer = name[2 * l + (k > 1)], .base = tensor_base(s, l, k), .row_bytes = block_bytes[k],
+                                         .rows = shape->blocks};
+  }
+  RIG_OK(rd2h_layout_create(t, n, &o, &s->layout, &err), &err);
+}
+
+void rig_side_close(struct rig_side *s) {
+  rd2h_layout_destroy(s->layout);
+  munmap((void *)(uintptr_t)s->area.base, s->area.len);
+}
+
+static uint8_t stamp(uint32_t layer, uint32_t tensor, uint32_t block, uint32_t write, uint32_t i) {
+  uint32_t x = (layer * 31 + tensor) * 1009 + block * 17 + write * 131071 + i * 7;
+  return (uint8_t)(x ^ x >> 8 ^ x >> 16);
+}
+
+void rig_write(const struct rig_side *s, uint32_t layer, uint32_t write) {
+  for (uint32_t t = 0; t < RIG_TENSORS; t++)
+    for (uint32_t b = 0; b < s->shape.blocks && has(&s->shape, layer, t); b++)
+      for (uint32_t i = 0; i < block_bytes[t]; i++)
+        rig_block(s, layer, t, b)[i] = stamp(layer, t, b, write, i);
+}
+
+bool rig_holds(const struct rig_side *s, uint32_t layer, uint32_t dst_block, uint32_t src_layer, uint32_t src_block, uint32_t write) {
+  for (uint32_t t = 0; t < RIG_TENSORS; t++)
+    for (uint32_t i = 0; i < block_bytes[t] && has(&s->shape, layer, t); i++)
+      if (rig_block(s, layer, t, dst_block)[i] != stamp(src_layer, t, src_block, write, i))
+        return false;
+  return true;
+}
+
+bool rig_untouched(const struct rig_side *s, uint32_t layer, uint32_t block) {
+  for (uint32_t t = 0; t < RIG_TENSORS; t++)
+    for (uint32_t i = 0; i < block_bytes[t] && has(&s->shape, layer, t); i++)
+      if (rig_block(s, layer, t, block)[i] != RIG_CANARY)
+        return false;
+  return true;
+}
+
+/* ---- objects ---- */
+rd2h_prefill *rig_prefill(const struct rig_side *s, const struct rd2h_prefill_opts *tweak) {
+  struct rd2h_prefill_opts o = tweak ? *tweak : (struct rd2h_prefill_opts){0};
+  struct rd2h_error err = {0};
+  rd2h_prefill *p;
+  o.size = sizeof o;
+  o.layout = s->layout;
+  o.memory = &s->area;
+  o.n_memory = 1;
+  o.tp_size = o.tp_size ? o.tp_size : 1;
+  o.pp_size = o.pp_size ? o.pp_size : 1;
+  o.engine = o.engine ? o.engine : "local";
+  RIG_OK(rd2h_prefill_create(&o, &p, &err), &err);
+  return p;
+}
+
+rd2h_decode *rig_decode(const struct rig_side *s, const struct rd2h_decode_opts *tweak) {
+  struct rd2h_decode_opts o = tweak ? *tweak : (struct rd2h_decode_opts){0};
+  struct rd2h_error err = {0};
+  rd2h_decode *d;
+  o.size = sizeof o;
+  o.layout = s->layout;
+  o.memory = &s->area;
+  o.n_memory = 1;
+  o.tp_size = o.tp_size ? o.tp_size : 1;
+  o.engine = o.engine ? o.engine : "local";
+  RIG_OK(rd2h_decode_create(&o, &d, &err), &err);
+  return d;
+}
+
+/* ---- requests ---- */
+void rig_request(struct rig_request *r, const char *id, uint32_t n, uint32_t first_src, uint32_t first_dst) {
+  *r = (struct rig_request){.id = id, .ext = id, .n = n};
+  for (uint32_t i = 0; i < n; i++) { /* every other block: nothing to merge */
+    r->src[i] = first_src + 2 * i;
+    r->dst[i] = first_dst + 2 * i;
+  }
+}
+
+static void attempt_of(const struct rig_request *r, uint8_t attempt[RD2H_ATTEMPT_BYTES]) {
+  memset(attempt, 0, RD2H_ATTEMPT_BYTES);
+  strncpy((char *)attempt, r->id, RD2H_ATTEMPT_BYTES - 1);
+}
+
+void rig_install(rd2h_decode *d, const struct rig_request *r) {
+  struct rd2h_error err = {0};
+  struct rd2h_grant g = {.id = r->id, .ext_id = r->ext, .main = r->dst, .indexer = r->dst, .n_main = r->n, .n_indexer = r->n,
+                         .main_need = r->n, .indexer_need = r->n};
+  attempt_of(r, g.attempt);
+  RIG_OK(rd2h_decode_install(d, &g, &err), &err);
+}
+
+static struct rd2h_str str_of(const char *s) {
+  return (struct rd2h_str){s, (uint32_t)strlen(s)};
+}
+
+void rig_send(struct rd2h_step_send *x, const struct rig_request *r, uint16_t port, uint32_t from, uint32_t to, bool last) {
+  *x = (struct rd2h_step_send){.id = str_of(r->id), .ext_id = str_of(r->ext), .host = str_of("127.0.0.1"), .base_port = port,
+                               .d_tp = 1, .engine_id = str_of("decode-1"), .has_attempt = true, .main = r->src + from,
+                               .indexer = r->src + from, .n_main = to - from, .n_indexer = to - from, .main_start = from,
+                               .indexer_start = from, .last = last};
+  attempt_of(r, x->attempt);
+}
+
+void rig_step(rd2h_prefill *p, struct rd2h_step_send *send, uint32_t n, const char *finished) {
+  struct rd2h_error err = {0};
+  struct rd2h_buf b = {0};
+  struct rd2h_step_ref ref = {.id = str_of(finished ? finished : "")};
+  struct rd2h_prefill_step_view v = {.n_send = n, .send = send, .n_finished = finished ? 1 : 0, .finished = &ref};
+  rd2h_step_encode_prefill(&b, &v);
+  RIG_OK(rd2h_prefill_step(p, b.p, b.len, &err), &err);
+  rd2h_buf_free(&b);
+}
+
+void rig_layers(rd2h_prefill *p, uint32_t layers) {
+  struct rd2h_error err = {0};
+  for (uint32_t l = 0; l < layers; l++)
+    RIG_OK(rd2h_prefill_layer(p, l, &err), &err);
+}
+
+/* ---- waiting ---- */
+static bool wait_fd(int fd) {
+  struct pollfd pfd = {.fd = fd, .events = POLLIN};
+  return poll(&pfd, 1, RIG_WAIT_MS) > 0;
+}
+
+int rig_outcome(rd2h_decode *d, const char *id, char *text) {
+  struct rd2h_outcome o;
+  for (;;) {
+    uint32_t n = rd2h_decode_collect(d, &o, 1);
+    if (n && !strcmp(o.id, id)) {
+      if (text)
+        snprintf(text, RD2H_ERROR_TEXT, "%s", o.text);
+      return o.status;
+    }
+    RIG_CHECK(n || wait_fd(rd2h_decode_fd(d)));
+  }
+}
+
+int rig_settled(rd2h_prefill *p, const char *id) {
+  struct rd2h_settled s;
+  for (;;) {
+    uint32_t n = rd2h_prefill_collect(p, &s, 1);
+    if (n && !strcmp(s.id, id))
+      return s.status;
+    RIG_CHECK(n || wait_fd(rd2h_prefill_fd(p)));
+  }
+}
+
+void rig_expect(const struct rig_side *dst, const struct rig_request *r, uint32_t write) {
+  for (uint32_t l = 0; l < dst->shape.layers; l++)
+    for (uint32_t i = 0; i < r->n; i++) {
+      RIG_CHECK(rig_holds(dst, l, r->dst[i], l, r->src[i], write));
+      RIG_CHECK(rig_untouched(dst, l, r->dst[i] + 1));
+    }
+}
