@@ -2,6 +2,8 @@
 #include "worker/msgpool.h"
 
 #define IDLE_MAX_BYTES ((size_t)64 << 20)
+#define STEP_MIN ((size_t)16 << 10)
+#define STEP_MAX ((size_t)1 << 20)
 #define MIB(n) ((unsigned long)((n) >> 20))
 
 static struct rd2h_msg *slot_new(struct rd2h_msgpool *pool) {
@@ -33,8 +35,16 @@ static int within(const struct rd2h_msgpool *pool, size_t held, size_t peer_held
   return RD2H_OK;
 }
 
+/* In steps, so that messages of about the same size fit a slot that is there. */
+static size_t rounded(size_t need) {
+  size_t step = need < STEP_MAX ? STEP_MIN : STEP_MAX;
+  while (step < need && step < STEP_MAX)
+    step *= 2;
+  return (need + step - 1) / step * step;
+}
+
 struct rd2h_msg *rd2h_msg_take(struct rd2h_msgpool *pool, size_t n, size_t *peer_held, struct rd2h_error *err) {
-  size_t need = rd2h_wire_arena_need(n), held = n + need;
+  size_t need = rounded(rd2h_wire_arena_need(n)), held = n + need;
   if (within(pool, held, *peer_held, err))
     return NULL;
   struct rd2h_msg *m = slot_new(pool);

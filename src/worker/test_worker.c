@@ -4,33 +4,356 @@
 #include <setjmp.h>
 #include <cmocka.h>
 
+struct pair {
+  struct rig_side src, dst;
+  rd2h_prefill *p;
+  rd2h_decode *d;
+};
+
+static void open_pair(struct pair *x, const struct rig_shape *shape, const struct rd2h_prefill_opts *po, const struct rd2h_decode_opts *o) {
+  struct rig_shape own = *shape;
+  own.slots = 0; /* Decode keeps every layer */
+  rig_side_open(&x->src, shape);
+  rig_side_open(&x->dst, &own);
+  x->d = rig_decode(&x->dst, o);
+  x->p = rig_prefill(&x->src, po);
+}
+
+static void close_pair(struct pair *x) {
+  rd2h_prefill_destroy(x->p);
+  rd2h_decode_destroy(x->d);
+  rig_side_close(&x->src);
+  rig_side_close(&x->dst);
+}
+
+static void write_all(const struct rig_side *s, uint32_t write) {
+  for (uint32_t l = 0; l < s->shape.layers; l++)
+    rig_write(s, l, write);
+}
+
+/* ---- bytes ---- */
 static void one_layer(void **state) {
   (void)state;
-  struct rig_shape shape = {.layers = 1, .blocks = 32, .indexer_mask = 1};
-  struct rig_side src, dst;
+  struct pair x;
   struct rig_request r;
   struct rd2h_step_send send;
-  rig_side_open(&src, &shape);
-  rig_side_open(&dst, &shape);
-  rd2h_decode *d = rig_decode(&dst, NULL);
-  rd2h_prefill *p = rig_prefill(&src, NULL);
+  open_pair(&x, &(struct rig_shape){.layers = 1, .blocks = 32, .indexer_mask = 1}, NULL, NULL);
   rig_request(&r, "req-1", 5, 3, 10);
-  rig_write(&src, 0, 1);
-  rig_install(d, &r);
-  rig_send(&send, &r, rd2h_decode_port(d), 0, 5, true);
-  rig_step(p, &send, 1, NULL);
-  rig_layers(p, 1);
-  assert_int_equal(rig_outcome(d, "req-1", NULL), RD2H_OK);
-  rig_expect(&dst, &r, 1);
-  rig_step(p, NULL, 0, "req-1");
-  assert_int_equal(rig_settled(p, "req-1"), RD2H_OK);
-  rd2h_prefill_destroy(p);
-  rd2h_decode_destroy(d);
-  rig_side_close(&src);
-  rig_side_close(&dst);
+  rig_write(&x.src, 0, 1);
+  rig_install(x.d, &r);
+  rig_send(&send, &r, rd2h_decode_port(x.d), 0, 5, true);
+  rig_step(x.p, &send, 1, NULL);
+  rig_layers(x.p, 1);
+  assert_int_equal(rig_outcome(x.d, "req-1", NULL), RD2H_OK);
+  rig_expect(&x.dst, &r, 1);
+  rig_step(x.p, NULL, 0, "req-1");
+  assert_int_equal(rig_settled(x.p, "req-1"), RD2H_OK);
+  close_pair(&x);
+}
+
+/* Three requests in chunks of their own sizes; only some layers have an indexer. */
+static void chunks_and_requests(void **state) {
+  (void)state;
+  struct pair x;
+  struct rig_request r[3];
+  struct rd2h_step_send send[3];
+  open_pair(&x, &(struct rig_shape){.layers = 6, .blocks = 128, .indexer_mask = 0x15}, NULL, NULL);
+  uint16_t port = rd2h_decode_port(x.d);
+  rig_request(&r[0], "a", 9, 0, 40);
+  rig_request(&r[1], "b", 4, 30, 2);
+  rig_request(&r[2], "c", 1, 60, 100);
+  for (int i = 0; i < 3; i++)
+    rig_install(x.d, &r[i]);
+  write_all(&x.src, 1);
+  rig_send(&send[0], &r[0], port, 0, 4, false);
+  rig_send(&send[1], &r[1], port, 0, 4, true);
+  rig_step(x.p, send, 2, NULL);
+  rig_layers(x.p, 6);
+  rig_send(&send[0], &r[0], port, 4, 8, false);
+  rig_step(x.p, send, 1, NULL);
+  rig_layers(x.p, 6);
+  rig_send(&send[0], &r[0], port, 8, 9, true);
+  rig_send(&send[1], &r[2], port, 0, 1, true);
+  rig_step(x.p, send, 2, "b");
+  rig_layers(x.p, 6);
+  for (int i = 0; i < 3; i++) {
+    assert_int_equal(rig_outcome(x.d, r[i].id, NULL), RD2H_OK);
+    rig_expect(&x.dst, &r[i], 1);
+  }
+  assert_int_equal(rig_settled(x.p, "b"), RD2H_OK);
+  close_pair(&x);
+}
+
+/* Two storage slots for eight layers: the caller overwrites a slot as soon as its gate is open. */
+static void gate_holds_sources(void **state) {
+  (void)state;
+  struct pair x;
+  struct rig_request r;
+  struct rd2h_step_send send;
+  struct rd2h_error err = {0};
+  open_pair(&x, &(struct rig_shape){.layers = 8, .blocks = 128, .slots = 2, .indexer_mask = 0xff},
+            &(struct rd2h_prefill_opts){.on_read_failure = RD2H_RAISE}, &(struct rd2h_decode_opts){.engine = "fault:local,delay_ms=2"});
+  rig_request(&r, "ring", 40, 0, 0);
+  rig_install(x.d, &r);
+  for (uint32_t chunk = 0; chunk < 4; chunk++) {
+    rig_send(&send, &r, rd2h_decode_port(x.d), chunk * 10, chunk * 10 + 10, chunk == 3);
+    rig_step(x.p, &send, 1, NULL);
+    for (uint32_t l = 0; l < 8; l++) {
+      RIG_OK(rd2h_prefill_wait_layer(x.p, l, RIG_WAIT_MS, &err), &err);
+      rig_write(&x.src, l, 7);
+      RIG_OK(rd2h_prefill_layer(x.p, l, &err), &err);
+    }
+  }
+  assert_int_equal(rig_outcome(x.d, "ring", NULL), RD2H_OK);
+  rig_expect(&x.dst, &r, 7);
+  close_pair(&x);
+}
+
+static void wait_layer_is_bounded(void **state) {
+  (void)state;
+  struct pair x;
+  struct rig_request r;
+  struct rd2h_step_send send;
+  struct rd2h_error err = {0};
+  struct rd2h_prefill_stats st;
+  open_pair(&x, &(struct rig_shape){.layers = 2, .blocks = 8}, &(struct rd2h_prefill_opts){.settle_ms = 1},
+            &(struct rd2h_decode_opts){.engine = "fault:local,hang_every=1", .progress_ms = 60000});
+  rig_request(&r, "slow", 2, 0, 0);
+  rig_install(x.d, &r);
+  rig_send(&send, &r, rd2h_decode_port(x.d), 0, 2, true);
+  rig_step(x.p, &send, 1, NULL);
+  RIG_OK(rd2h_prefill_layer(x.p, 1, &err), &err);
+  assert_int_equal(rd2h_prefill_wait_layer(x.p, 0, 20, &err), RD2H_OK);
+  assert_int_equal(rd2h_prefill_wait_layer(x.p, 1, 20, &err), RD2H_TIMEOUT);
+  assert_non_null(strstr(err.text, "model.layers.1.self_attn.attn"));
+  rd2h_prefill_stats(x.p, &st);
+  assert_int_equal(st.slots_closed, 1);
+  assert_int_equal(rd2h_prefill_wait_layer(x.p, 2, 20, &err), RD2H_RANGE);
+  close_pair(&x);
+}
+
+static void preemption_waits_for_its_requests(void **state) {
+  (void)state;
+  struct pair x;
+  struct rig_request r;
+  struct rd2h_step_send send;
+  struct rd2h_error err = {0};
+  struct rd2h_buf b = {0}, other = {0};
+  struct rd2h_step_ref gone = {.id = {"victim", 6}}, stranger = {.id = {"someone", 7}};
+  open_pair(&x, &(struct rig_shape){.layers = 1, .blocks = 8}, &(struct rd2h_prefill_opts){.settle_ms = 1},
+            &(struct rd2h_decode_opts){.engine = "fault:local,hang_every=1"});
+  rig_request(&r, "victim", 2, 0, 0);
+  rig_install(x.d, &r);
+  rig_send(&send, &r, rd2h_decode_port(x.d), 0, 2, false);
+  rig_step(x.p, &send, 1, NULL);
+  rig_layers(x.p, 1);
+  rd2h_step_encode_prefill(&b, &(struct rd2h_prefill_step_view){.n_preempted = 1, .preempted = &gone});
+  rd2h_step_encode_prefill(&other, &(struct rd2h_prefill_step_view){.n_preempted = 1, .preempted = &stranger});
+  assert_int_equal(rd2h_prefill_wait_preempted(x.p, other.p, other.len, 20, &err), RD2H_OK);
+  assert_int_equal(rd2h_prefill_wait_preempted(x.p, b.p, b.len, 20, &err), RD2H_TIMEOUT);
+  assert_non_null(strstr(err.text, "victim"));
+  rd2h_decode_destroy(x.d); /* its death answers for it */
+  x.d = NULL;
+  assert_int_equal(rd2h_prefill_wait_preempted(x.p, b.p, b.len, RIG_WAIT_MS, &err), RD2H_OK);
+  rd2h_buf_free(&b);
+  rd2h_buf_free(&other);
+  close_pair(&x);
+}
+
+/* ---- ends ---- */
+/* Aborted while every read hangs: its neighbour of the same message fails only by its own means, and blocks come back after the read. */
+static void abort_while_reading(void **state) {
+  (void)state;
+  struct pair x;
+  struct rig_request r[2];
+  struct rd2h_step_send send[2];
+  open_pair(&x, &(struct rig_shape){.layers = 3, .blocks = 64, .indexer_mask = 7}, NULL,
+            &(struct rd2h_decode_opts){.engine = "fault:local,delay_ms=30"});
+  rig_request(&r[0], "stays", 8, 0, 0);
+  rig_request(&r[1], "goes", 8, 20, 20);
+  write_all(&x.src, 3);
+  for (int i = 0; i < 2; i++) {
+    rig_install(x.d, &r[i]);
+    rig_send(&send[i], &r[i], rd2h_decode_port(x.d), 0, 8, true);
+  }
+  rig_step(x.p, send, 2, NULL);
+  rig_layers(x.p, 3);
+  assert_int_equal(rd2h_decode_abort(x.d, "goes"), RD2H_OK);
+  assert_int_equal(rig_outcome(x.d, "goes", NULL), RD2H_ABORTED);
+  assert_int_equal(rd2h_decode_abort(x.d, "goes"), RD2H_NOT_FOUND);
+  assert_int_equal(rig_outcome(x.d, "stays", NULL), RD2H_OK);
+  rig_expect(&x.dst, &r[0], 3);
+  rig_step(x.p, NULL, 0, "goes");
+  assert_true(rig_settled(x.p, "goes") != RD2H_OK);
+  rig_step(x.p, NULL, 0, "stays");
+  assert_int_equal(rig_settled(x.p, "stays"), RD2H_OK);
+  close_pair(&x);
+}
+
+static void prefill_aborts(void **state) {
+  (void)state;
+  struct pair x;
+  struct rig_request r;
+  struct rd2h_step_send send;
+  struct rd2h_error err = {0};
+  char text[RD2H_ERROR_TEXT];
+  open_pair(&x, &(struct rig_shape){.layers = 2, .blocks = 16}, NULL, NULL);
+  rig_request(&r, "half", 4, 0, 0);
+  rig_install(x.d, &r);
+  rig_send(&send, &r, rd2h_decode_port(x.d), 0, 2, false);
+  rig_step(x.p, &send, 1, NULL);
+  rig_layers(x.p, 2);
+  RIG_OK(rd2h_prefill_wait_layer(x.p, 1, RIG_WAIT_MS, &err), &err);
+  rig_step(x.p, NULL, 0, "half");
+  assert_true(rig_settled(x.p, "half") != RD2H_OK);
+  assert_true(rig_outcome(x.d, "half", text) != RD2H_OK);
+  assert_true(text[0]);
+  close_pair(&x);
+}
+
+/* A read that fails ends its requests, nothing else; with `raise` the hook of that layer says so once. */
+static void failed_read(void **state) {
+  (void)state;
+  struct pair x;
+  struct rig_request r;
+  struct rd2h_step_send send;
+  struct rd2h_error err = {0};
+  char text[RD2H_ERROR_TEXT];
+  open_pair(&x, &(struct rig_shape){.layers = 1, .blocks = 16}, &(struct rd2h_prefill_opts){.on_read_failure = RD2H_RAISE},
+            &(struct rd2h_decode_opts){.engine = "fault:local,fail_every=1"});
+  rig_request(&r, "fails", 4, 0, 0);
+  rig_install(x.d, &r);
+  rig_send(&send, &r, rd2h_decode_port(x.d), 0, 4, true);
+  rig_step(x.p, &send, 1, NULL);
+  rig_layers(x.p, 1);
+  assert_int_equal(rig_outcome(x.d, "fails", text), RD2H_IO);
+  assert_true(text[0]);
+  assert_true(rd2h_prefill_wait_layer(x.p, 0, RIG_WAIT_MS, &err) < 0);
+  assert_non_null(strstr(err.text, "model.layers.0"));
+  assert_int_equal(rd2h_prefill_wait_layer(x.p, 0, RIG_WAIT_MS, &err), RD2H_OK);
+  close_pair(&x);
+}
+
+/* A step whose layers never all come does not complete its requests. */
+static void broken_step(void **state) {
+  (void)state;
+  struct pair x;
+  struct rig_request r;
+  struct rd2h_step_send send;
+  struct rd2h_error err = {0};
+  open_pair(&x, &(struct rig_shape){.layers = 3, .blocks = 16}, NULL, NULL);
+  rig_request(&r, "broken", 4, 0, 0);
+  rig_install(x.d, &r);
+  rig_send(&send, &r, rd2h_decode_port(x.d), 0, 4, true);
+  rig_step(x.p, &send, 1, NULL);
+  RIG_OK(rd2h_prefill_layer(x.p, 0, &err), &err);
+  RIG_OK(rd2h_prefill_layer(x.p, 0, &err), &err); /* a repeat does nothing */
+  rig_step(x.p, NULL, 0, "broken");
+  assert_true(rig_settled(x.p, "broken") != RD2H_OK);
+  assert_true(rig_outcome(x.d, "broken", NULL) != RD2H_OK);
+  close_pair(&x);
+}
+
+static void not_installed_in_time(void **state) {
+  (void)state;
+  struct pair x;
+  struct rig_request early, never;
+  struct rd2h_step_send send[2];
+  struct rd2h_decode_stats st;
+  open_pair(&x, &(struct rig_shape){.layers = 2, .blocks = 32}, NULL, &(struct rd2h_decode_opts){.park_ms = 300});
+  rig_request(&early, "early", 4, 0, 0);
+  rig_request(&never, "never", 4, 10, 10);
+  write_all(&x.src, 1);
+  rig_send(&send[0], &early, rd2h_decode_port(x.d), 0, 4, true);
+  rig_send(&send[1], &never, rd2h_decode_port(x.d), 0, 4, true);
+  rig_step(x.p, send, 2, NULL);
+  rig_layers(x.p, 2);
+  rig_install(x.d, &early);
+  assert_int_equal(rig_outcome(x.d, "early", NULL), RD2H_OK);
+  rig_expect(&x.dst, &early, 1);
+  rig_step(x.p, NULL, 0, "never");
+  assert_true(rig_settled(x.p, "never") != RD2H_OK);
+  rd2h_decode_stats(x.d, &st);
+  assert_true(st.parked > 0 && st.skipped > 0);
+  close_pair(&x);
+}
+
+/* ---- back-pressure, memory ---- */
+/* More reads than an engine takes of one peer at once. */
+static void engine_is_full(void **state) {
+  (void)state;
+  struct pair x;
+  struct rig_request r;
+  struct rd2h_step_send send;
+  open_pair(&x, &(struct rig_shape){.layers = 32, .blocks = 128}, NULL, &(struct rd2h_decode_opts){.engine = "fault:local,delay_ms=1"});
+  rig_request(&r, "many", 6, 0, 0);
+  rig_install(x.d, &r);
+  write_all(&x.src, 5);
+  for (uint32_t chunk = 0; chunk < 6; chunk++) {
+    rig_send(&send, &r, rd2h_decode_port(x.d), chunk, chunk + 1, chunk == 5);
+    rig_step(x.p, &send, 1, NULL);
+    rig_layers(x.p, 32);
+  }
+  assert_int_equal(rig_outcome(x.d, "many", NULL), RD2H_OK);
+  rig_expect(&x.dst, &r, 5);
+  close_pair(&x);
+}
+
+/* In steady state a layer's message costs librd2h no allocation, on either side. Before that, steps whose layers go out without
+ * waiting bring every pool to its size. */
+static void steady_state_allocates_nothing(void **state) {
+  (void)state;
+  struct pair x;
+  struct rig_request r[4];
+  struct rd2h_step_send send[4];
+  struct rd2h_error err = {0};
+  uint64_t before = 0;
+  static const char *const ids[] = {"w", "x", "y", "z"};
+  open_pair(&x, &(struct rig_shape){.layers = 16, .blocks = 512, .slots = 4, .indexer_mask = 0xaaaa}, NULL,
+            &(struct rd2h_decode_opts){.engine = "fault:local,delay_ms=1"});
+  for (int i = 0; i < 4; i++) {
+    rig_request(&r[i], ids[i], 48, (uint32_t)i * 100, (uint32_t)i * 100);
+    rig_install(x.d, &r[i]);
+  }
+  struct rd2h_buf b = {0};
+  for (uint32_t chunk = 0; chunk < 24; chunk++) {
+    for (int i = 0; i < 4; i++)
+      rig_send(&send[i], &r[i], rd2h_decode_port(x.d), chunk * 2, chunk * 2 + 2, chunk == 23);
+    rd2h_buf_reset(&b);
+    rd2h_step_encode_prefill(&b, &(struct rd2h_prefill_step_view){.n_send = 4, .send = send});
+    if (chunk == 8)
+      before = rd2h_alloc_count();
+    RIG_OK(rd2h_prefill_step(x.p, b.p, b.len, &err), &err);
+    for (uint32_t l = 0; l < 16; l++) {
+      if (chunk >= 8)
+        RIG_OK(rd2h_prefill_wait_layer(x.p, l, RIG_WAIT_MS, &err), &err);
+      RIG_OK(rd2h_prefill_layer(x.p, l, &err), &err);
+    }
+    for (uint32_t l = 0; l < 16 && (chunk == 7 || chunk == 22); l++)
+      RIG_OK(rd2h_prefill_wait_layer(x.p, l, RIG_WAIT_MS, &err), &err);
+    if (chunk == 22)
+      assert_int_equal(rd2h_alloc_count() - before, 0); /* 14 steps of 16 layers */
+  }
+  for (int i = 0; i < 4; i++)
+    assert_int_equal(rig_outcome(x.d, ids[i], NULL), RD2H_OK);
+  rd2h_buf_free(&b);
+  close_pair(&x);
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(one_layer)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(one_layer),
+      cmocka_unit_test(chunks_and_requests),
+      cmocka_unit_test(gate_holds_sources),
+      cmocka_unit_test(wait_layer_is_bounded),
+      cmocka_unit_test(preemption_waits_for_its_requests),
+      cmocka_unit_test(abort_while_reading),
+      cmocka_unit_test(prefill_aborts),
+      cmocka_unit_test(failed_read),
+      cmocka_unit_test(broken_step),
+      cmocka_unit_test(not_installed_in_time),
+      cmocka_unit_test(engine_is_full),
+      cmocka_unit_test(steady_state_allocates_nothing),
+  };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

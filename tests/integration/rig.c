@@ -181,27 +181,57 @@ static bool wait_fd(int fd) {
   return poll(&pfd, 1, RIG_WAIT_MS) > 0;
 }
 
+/* What came for other ids than the one waited for. */
+static struct seen {
+  const void *from;
+  char id[64], text[RD2H_ERROR_TEXT];
+  int status;
+} seen[256];
+static uint32_t n_seen;
+
+static void keep(const void *from, const char *id, int status, const char *text) {
+  struct seen *x = &seen[n_seen++ % RD2H_COUNT(seen)];
+  *x = (struct seen){.from = from, .status = status};
+  snprintf(x->id, sizeof x->id, "%s", id);
+  snprintf(x->text, sizeof x->text, "%s", text);
+}
+
+static struct seen *find(const void *from, const char *id) {
+  for (uint32_t i = 0; i < RD2H_COUNT(seen); i++)
+    if (seen[i].from == from && !strcmp(seen[i].id, id))
+      return &seen[i];
+  return NULL;
+}
+
+static int take(struct seen *x, char *text) {
+  if (text)
+    snprintf(text, RD2H_ERROR_TEXT, "%s", x->text);
+  x->from = NULL;
+  return x->status;
+}
+
 int rig_outcome(rd2h_decode *d, const char *id, char *text) {
-  struct rd2h_outcome o;
-  for (;;) {
-    uint32_t n = rd2h_decode_collect(d, &o, 1);
-    if (n && !strcmp(o.id, id)) {
-      if (text)
-        snprintf(text, RD2H_ERROR_TEXT, "%s", o.text);
-      return o.status;
-    }
+  struct rd2h_outcome o[16];
+  struct seen *x;
+  while (!(x = find(d, id))) {
+    uint32_t n = rd2h_decode_collect(d, o, RD2H_COUNT(o));
+    for (uint32_t i = 0; i < n; i++)
+      keep(d, o[i].id, o[i].status, o[i].text);
     RIG_CHECK(n || wait_fd(rd2h_decode_fd(d)));
   }
+  return take(x, text);
 }
 
 int rig_settled(rd2h_prefill *p, const char *id) {
-  struct rd2h_settled s;
-  for (;;) {
-    uint32_t n = rd2h_prefill_collect(p, &s, 1);
-    if (n && !strcmp(s.id, id))
-      return s.status;
+  struct rd2h_settled s[16];
+  struct seen *x;
+  while (!(x = find(p, id))) {
+    uint32_t n = rd2h_prefill_collect(p, s, RD2H_COUNT(s));
+    for (uint32_t i = 0; i < n; i++)
+      keep(p, s[i].id, s[i].status, "");
     RIG_CHECK(n || wait_fd(rd2h_prefill_fd(p)));
   }
+  return take(x, NULL);
 }
 
 void rig_expect(const struct rig_side *dst, const struct rig_request *r, uint32_t write) {
