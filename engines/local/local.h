@@ -39,6 +39,8 @@ struct rd2h_engine {
   struct rd2h_local_conn self;
 };
 
+extern const struct rd2h_engine_ops rd2h_engine_local;
+
 /* conn.c: little-endian, docs at the encoder. decode: MALFORMED, UNSUPPORTED (another schema). */
 uint32_t rd2h_local_encode(const struct rd2h_local_conn *, uint8_t out[LOCAL_CONN_MAX]); /* returns its length */
 int rd2h_local_decode(struct rd2h_blob, struct rd2h_local_conn *, struct rd2h_error *);

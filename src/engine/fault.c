@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Injects faults in front of any engine: every N-th read fails unread or hangs until it is cancelled or its peer disconnected, and
- * each read may start late. Reads that are not handed on at once are held here; a timer makes the fd readable when one is due. */
+/* Injects faults in front of any engine: every N-th read fails unread, or hangs until it is cancelled or its peer disconnected,
+ * and each read may begin late. Reads not handed on at once are held here; a timer makes the fd readable when one is due. */
 #include "engine/face.h"
 #include <errno.h>
 #include <sys/epoll.h>

@@ -418,7 +418,8 @@ static int start_threads(struct pool *p, uint32_t n, struct rd2h_error *err) {
     pthread_setname_np(p->thread[i], name);
   }
   if (rc)
-    return rd2h_fail(err, RD2H_LIMIT, "engine %s: cannot start thread %u of %u: %s", p->m.eng.name, p->n_threads + 1, n, strerror(rc));
+    return rd2h_fail(err, RD2H_LIMIT, "engine %s: cannot start thread %u of %u: %s", p->m.eng.name, p->n_threads + 1, n,
+                     strerror(rc));
   return RD2H_OK;
 }
 

@@ -164,7 +164,7 @@ void cancel_unknown(void **state) {
   link_close(&l);
 }
 
-/* The second read of a peer waits for the first: cancelled, it ends without a byte, while the first goes on until it is cancelled. */
+/* The second read of a peer waits for the first: cancelled, it ends without a byte, while the first goes on. */
 void cancel_queued(void **state) {
   struct link l;
   struct load first, second;

@@ -1,0 +1,348 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The thread pool in front of an engine whose reads do what the test says. */
+#include "engine/engine.h"
+#include <poll.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <cmocka.h>
+
+#define WAIT_MS 10000
+#define LOG_MAX 2048u
+#define PEERS_MAX 40u
+
+/* What a read does, by its batch's `bytes`. */
+enum { QUICK, AT_GATE, FAILS, DEAF_AT_GATE };
+
+struct rd2h_peer {
+  uint64_t cookie;
+  int inside; /* reads of this peer that run now */
+};
+static struct {
+  pthread_mutex_t lock;
+  pthread_cond_t changed;
+  bool gate_open;
+  uint32_t begun, n_log, overlaps, peers;
+  struct {
+    uint64_t cookie, id;
+  } log[LOG_MAX];
+} world = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+
+static int script_open(const struct rd2h_host *h, const struct rd2h_engine_opts *o, rd2h_engine **e,
+                       struct rd2h_engine_caps *caps, struct rd2h_error *err) {
+  (void)h, (void)o, (void)err;
+  *e = (rd2h_engine *)&world;
+  *caps = (struct rd2h_engine_caps){.flags = RD2H_ENG_BLOCKS | RD2H_ENG_CANCEL, .max_inflight_per_peer = 40};
+  return RD2H_OK;
+}
+
+static void script_close(rd2h_engine *e) {
+  (void)e;
+  assert_int_equal(world.peers, 0);
+}
+
+static int script_connect(rd2h_engine *e, struct rd2h_blob session, struct rd2h_blob conn, uint64_t cookie, rd2h_peer **p,
+                          struct rd2h_error *err) {
+  (void)e, (void)session, (void)conn, (void)err;
+  *p = rd2h_zalloc(sizeof **p);
+  (*p)->cookie = cookie;
+  world.peers++;
+  return RD2H_OK;
+}
+
+static void script_disconnect(rd2h_engine *e, rd2h_peer *p) {
+  (void)e;
+  assert_int_equal(p->inside, 0);
+  world.peers--;
+  rd2h_free(p);
+}
+
+/* Waits for the gate with the stop flag looked at every ms; a deaf read does not look. */
+static int wait_gate(const volatile bool *stop, bool deaf) {
+  struct timespec until;
+  while (!world.gate_open) {
+    if (!deaf && __atomic_load_n(stop, __ATOMIC_RELAXED))
+      return RD2H_CANCELED;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += 1000000;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    pthread_cond_timedwait(&world.changed, &world.lock, &until);
+  }
+  return RD2H_OK;
+}
+
+static int script_read(rd2h_engine *e, rd2h_peer *p, const struct rd2h_batch *b, const volatile bool *stop, uint64_t *done,
+                       uint32_t *failed_at, struct rd2h_error *err) {
+  int rc = RD2H_OK;
+  (void)e;
+  pthread_mutex_lock(&world.lock);
+  world.overlaps += p->inside++ > 0;
+  world.log[world.n_log].cookie = p->cookie;
+  world.log[world.n_log++].id = b->id;
+  world.begun++;
+  pthread_cond_broadcast(&world.changed);
+  if (b->bytes == AT_GATE || b->bytes == DEAF_AT_GATE)
+    rc = wait_gate(stop, b->bytes == DEAF_AT_GATE);
+  p->inside--;
+  pthread_mutex_unlock(&world.lock);
+  *done = b->bytes;
+  *failed_at = b->bytes == FAILS ? 7 : UINT32_MAX;
+  return b->bytes == FAILS ? rd2h_fail(err, RD2H_IO, "read %llu went wrong", (unsigned long long)b->id) : rc;
+}
+
+static const struct rd2h_engine_ops script = {
+  .abi = RD2H_ENGINE_ABI, .size = sizeof script, .name = "script", .open = script_open, .close = script_close,
+  .connect = script_connect, .disconnect = script_disconnect, .read = script_read,
+};
+
+static rd2h_eng *open_pool(uint32_t threads) {
+  struct rd2h_engine_opts o = {.size = sizeof o, .threads = threads};
+  rd2h_eng *e = NULL;
+  world.gate_open = false;
+  world.begun = world.n_log = world.overlaps = 0;
+  assert_int_equal(rd2h_eng_open_ops(&script, &o, &e, NULL), RD2H_OK);
+  return e;
+}
+
+static rd2h_eng_peer *add_peer(rd2h_eng *e, uint64_t cookie) {
+  rd2h_eng_peer *p = NULL;
+  assert_int_equal(rd2h_eng_connect(e, (struct rd2h_blob){0}, (struct rd2h_blob){0}, cookie, &p, NULL), RD2H_OK);
+  return p;
+}
+
+static struct rd2h_batch batches[LOG_MAX];
+
+static int submit(rd2h_eng *e, rd2h_eng_peer *p, uint64_t id, uint64_t what) {
+  batches[id] = (struct rd2h_batch){.id = id, .bytes = what};
+  return rd2h_eng_submit(e, p, &batches[id]);
+}
+
+static void collect(rd2h_eng *e, struct rd2h_completion *c, int n) {
+  struct pollfd fd = {.fd = rd2h_eng_fd(e), .events = POLLIN};
+  for (int got = 0; got < n;) {
+    assert_int_equal(poll(&fd, 1, WAIT_MS), 1);
+    got += rd2h_eng_poll(e, c + got, n - got);
+  }
+}
+
+static void open_gate(void) {
+  pthread_mutex_lock(&world.lock);
+  world.gate_open = true;
+  pthread_cond_broadcast(&world.changed);
+  pthread_mutex_unlock(&world.lock);
+}
+
+static void wait_begun(uint32_t n) {
+  pthread_mutex_lock(&world.lock);
+  while (world.begun < n)
+    pthread_cond_wait(&world.changed, &world.lock);
+  pthread_mutex_unlock(&world.lock);
+}
+
+/* One thread, a peer with a long queue, then one with a short queue: they take turns. */
+static void busy_peer_does_not_starve_others(void **state) {
+  struct rd2h_completion c[13];
+  rd2h_eng *e = open_pool(1);
+  rd2h_eng_peer *busy = add_peer(e, 1), *other = add_peer(e, 2);
+  (void)state;
+  for (uint64_t i = 0; i < 10; i++)
+    assert_int_equal(submit(e, busy, i, i ? QUICK : AT_GATE), RD2H_OK);
+  wait_begun(1);
+  for (uint64_t i = 10; i < 13; i++)
+    assert_int_equal(submit(e, other, i, QUICK), RD2H_OK);
+  open_gate();
+  collect(e, c, 13);
+  static const uint64_t order[] = {0, 10, 1, 11, 2, 12, 3, 4, 5, 6, 7, 8, 9};
+  for (uint32_t i = 0; i < RD2H_COUNT(order); i++) {
+    assert_int_equal(world.log[i].id, order[i]);
+    assert_int_equal(c[i].id, order[i]);
+  }
+  rd2h_eng_close(e);
+}
+
+static void one_read_a_peer_in_order(void **state) {
+  enum { PEERS = 3, EACH = 200 };
+  struct rd2h_completion c;
+  uint64_t sent[PEERS] = {0}, ended[PEERS] = {0};
+  rd2h_eng_peer *p[PEERS];
+  rd2h_eng *e = open_pool(4);
+  (void)state;
+  for (uint64_t i = 0; i < PEERS; i++)
+    p[i] = add_peer(e, i);
+  for (uint32_t total = 0; total < PEERS * EACH; total++) {
+    for (uint64_t i = 0; i < PEERS; i++)
+      while (sent[i] < EACH && submit(e, p[i], i * EACH + sent[i], QUICK) == RD2H_OK)
+        sent[i]++;
+    collect(e, &c, 1);
+    assert_int_equal(c.id % EACH, ended[c.id / EACH]++);
+  }
+  assert_int_equal(world.overlaps, 0);
+  rd2h_eng_close(e);
+}
+
+static void a_full_queue_says_again(void **state) {
+  struct rd2h_completion c;
+  rd2h_eng *e = open_pool(1);
+  rd2h_eng_peer *p = add_peer(e, 1), *q = add_peer(e, 2);
+  (void)state;
+  for (uint64_t i = 0; i < 40; i++)
+    assert_int_equal(submit(e, p, i, QUICK), RD2H_OK);
+  assert_int_equal(submit(e, p, 40, QUICK), RD2H_AGAIN);
+  assert_int_equal(submit(e, q, 41, QUICK), RD2H_OK);
+  collect(e, &c, 1);
+  if (c.id == 41)
+    collect(e, &c, 1);
+  assert_int_equal(submit(e, p, 40, QUICK), RD2H_OK);
+  assert_int_equal(submit(e, p, 42, QUICK), RD2H_AGAIN);
+  rd2h_eng_close(e);
+}
+
+/* The bound over all peers holds, too, and everything that was taken still completes once. */
+static void the_pool_is_bounded(void **state) {
+  uint32_t seen[LOG_MAX] = {0}, taken = 0;
+  struct rd2h_completion c;
+  rd2h_eng *e = open_pool(2);
+  rd2h_eng_peer *p[PEERS_MAX];
+  (void)state;
+  for (uint64_t i = 0; i < PEERS_MAX; i++) {
+    p[i] = add_peer(e, i);
+    for (int k = 0; k < 40 && submit(e, p[i], taken, QUICK) == RD2H_OK; k++)
+      taken++;
+  }
+  assert_int_equal(taken, 1024);
+  for (uint32_t i = 0; i < taken; i++) {
+    collect(e, &c, 1);
+    assert_int_equal(seen[c.id]++, 0);
+  }
+  assert_int_equal(rd2h_eng_poll(e, &c, 1), 0);
+  rd2h_eng_close(e);
+}
+
+static void cancel_ends_queued_and_running(void **state) {
+  struct rd2h_completion c[3];
+  struct rd2h_engine_stats s;
+  rd2h_eng *e = open_pool(1);
+  rd2h_eng_peer *p = add_peer(e, 1);
+  (void)state;
+  for (uint64_t i = 0; i < 3; i++)
+    assert_int_equal(submit(e, p, i, AT_GATE), RD2H_OK);
+  wait_begun(1);
+  rd2h_eng_cancel(e, 1);
+  collect(e, c, 1);
+  assert_int_equal(c[0].id, 1);
+  assert_int_equal(c[0].status, RD2H_CANCELED);
+  assert_int_equal(c[0].bytes, 0);
+  rd2h_eng_cancel(e, 1);
+  rd2h_eng_cancel(e, 0);
+  collect(e, c, 1);
+  assert_int_equal(c[0].id, 0);
+  assert_int_equal(c[0].status, RD2H_CANCELED);
+  open_gate();
+  collect(e, c, 1);
+  assert_int_equal(c[0].id, 2);
+  assert_int_equal(c[0].status, RD2H_OK);
+  assert_int_equal(world.n_log, 2);
+  rd2h_eng_stats(e, &s);
+  assert_int_equal(s.reads, 3);
+  assert_int_equal(s.canceled, 2);
+  assert_int_equal(s.failures, 0);
+  rd2h_eng_close(e);
+}
+
+static void *open_gate_later(void *arg) {
+  struct timespec ms = {.tv_nsec = 30000000};
+  (void)arg;
+  nanosleep(&ms, NULL);
+  open_gate();
+  return NULL;
+}
+
+/* A read that does not hear of the stop: disconnect returns after it, not before; what was queued is never read. */
+static void disconnect_waits_for_the_read(void **state) {
+  struct rd2h_completion c;
+  pthread_t later;
+  rd2h_eng *e = open_pool(2);
+  rd2h_eng_peer *p = add_peer(e, 1);
+  (void)state;
+  for (uint64_t i = 0; i < 5; i++)
+    assert_int_equal(submit(e, p, i, DEAF_AT_GATE), RD2H_OK);
+  wait_begun(1);
+  pthread_create(&later, NULL, open_gate_later, NULL);
+  rd2h_eng_disconnect(e, p); /* script_disconnect looks that nothing is inside */
+  assert_true(world.gate_open);
+  assert_int_equal(world.n_log, 1);
+  assert_int_equal(rd2h_eng_poll(e, &c, 1), 0);
+  pthread_join(later, NULL);
+  rd2h_eng_close(e);
+}
+
+static void disconnect_spares_other_peers(void **state) {
+  struct rd2h_completion c[4];
+  rd2h_eng *e = open_pool(1);
+  rd2h_eng_peer *p = add_peer(e, 1), *q = add_peer(e, 2), *r = add_peer(e, 3);
+  (void)state;
+  assert_int_equal(submit(e, p, 0, AT_GATE), RD2H_OK);
+  wait_begun(1);
+  for (uint64_t i = 1; i < 5; i++) {
+    assert_int_equal(submit(e, i % 2 ? q : r, i, QUICK), RD2H_OK);
+    assert_int_equal(submit(e, i % 2 ? q : r, i + 10, QUICK), RD2H_OK);
+  }
+  rd2h_eng_disconnect(e, q);
+  open_gate();
+  collect(e, c, 4);
+  static const uint64_t order[] = {0, 2, 12, 4};
+  for (uint32_t i = 0; i < 4; i++)
+    assert_int_equal(c[i].id, order[i]);
+  collect(e, c, 1);
+  assert_int_equal(c[0].id, 14);
+  assert_int_equal(rd2h_eng_poll(e, c, 1), 0);
+  rd2h_eng_close(e);
+}
+
+static void failures_keep_their_text(void **state) {
+  struct rd2h_completion c[3];
+  rd2h_eng *e = open_pool(1);
+  rd2h_eng_peer *p = add_peer(e, 1);
+  (void)state;
+  assert_int_equal(submit(e, p, 5, FAILS), RD2H_OK);
+  assert_int_equal(submit(e, p, 6, QUICK), RD2H_OK);
+  assert_int_equal(submit(e, p, 7, FAILS), RD2H_OK);
+  for (int got = 0; got < 3;) {
+    collect(e, c, 1);
+    got++;
+    if (c[0].id == 6)
+      continue;
+    char text[32];
+    snprintf(text, sizeof text, "read %d went wrong", (int)c[0].id);
+    assert_int_equal(c[0].status, RD2H_IO);
+    assert_int_equal(c[0].failed_at, 7);
+    assert_string_equal(rd2h_eng_last_error(e, c[0].id), text);
+  }
+  assert_string_equal(rd2h_eng_last_error(e, 6), "the engine gave no reason");
+  rd2h_eng_poll(e, c, 1);
+  assert_string_equal(rd2h_eng_last_error(e, 7), "the engine gave no reason");
+  rd2h_eng_close(e);
+}
+
+static void threads_are_bounded(void **state) {
+  struct rd2h_engine_opts o = {.size = sizeof o, .threads = 65};
+  struct rd2h_error err;
+  rd2h_eng *e = NULL;
+  (void)state;
+  assert_int_equal(rd2h_eng_open_ops(&script, &o, &e, &err), RD2H_RANGE);
+  assert_non_null(strstr(err.text, "65"));
+  assert_null(e);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+    cmocka_unit_test(busy_peer_does_not_starve_others), cmocka_unit_test(one_read_a_peer_in_order),
+    cmocka_unit_test(a_full_queue_says_again),          cmocka_unit_test(the_pool_is_bounded),
+    cmocka_unit_test(cancel_ends_queued_and_running),   cmocka_unit_test(disconnect_waits_for_the_read),
+    cmocka_unit_test(disconnect_spares_other_peers),    cmocka_unit_test(failures_keep_their_text),
+    cmocka_unit_test(threads_are_bounded),
+  };
+  return cmocka_run_group_tests_name("pool", tests, NULL, NULL);
+}
