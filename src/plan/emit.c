@@ -67,23 +67,33 @@ struct starts {
   uint32_t at[CHUNK + 1]; /* index of a run's first block; at[n]: end of the chunk */
 };
 
+/* Bit k: block i + k joins the one before it. */
+static inline uint32_t join_bits(const uint32_t *src, const uint32_t *dst, size_t i) {
+  lanes bits = (joins4(src, dst, i) & (lanes){1, 2, 4, 8}) | (joins4(src, dst, i + LANES) & (lanes){16, 32, 64, 128});
+  uint64_t half[2];
+  memcpy(half, &bits, sizeof half);
+  half[0] |= half[1];
+  return (uint32_t)(half[0] | half[0] >> 32);
+}
+
+/* Without a branch on a single block: whether it joins the one before is hard to foretell. */
 static void find_starts(const uint32_t *src, const uint32_t *dst, uint32_t from, uint32_t to, struct starts *s) {
   uint32_t n = 0, i = from;
   if (!i)
     s->at[n++] = i++;
-  while (i < to) {
-    uint32_t stop = to - i < 2 * LANES ? to : i + 2 * LANES;
-    if (stop - i == 2 * LANES) {
-      lanes all = joins4(src, dst, i) & joins4(src, dst, i + LANES);
-      if ((all[0] & all[1] & all[2] & all[3])) {
-        i = stop;
-        continue;
-      }
+  for (; i + 2 * LANES <= to; i += 2 * LANES) {
+    uint32_t starts = ~join_bits(src, dst, i) & 0xff;
+    if (!starts)
+      continue;
+#pragma GCC unroll 8
+    for (uint32_t k = 0; k < 2 * LANES; k++) {
+      s->at[n] = i + k;
+      n += starts >> k & 1;
     }
-    for (; i < stop; i++) { /* without a branch: whether two blocks join is hard to foretell */
-      s->at[n] = i;
-      n += !joins(src, dst, i);
-    }
+  }
+  for (; i < to; i++) {
+    s->at[n] = i;
+    n += !joins(src, dst, i);
   }
   s->at[n] = to;
   s->n = n;
@@ -119,6 +129,15 @@ static void emit_mixed(const struct rd2h_blocks *b, const struct rd2h_link_part 
   }
 }
 
+/* One run: nothing to search. */
+static void emit_one(const struct rd2h_blocks *b, const struct rd2h_link_part *part, uint32_t n_parts, struct rd2h_descs *d) {
+  for (uint32_t p = 0, at = d->n; p < n_parts; p++, at++) {
+    d->local[at] = (void *)(uintptr_t)(part[p].dst_base + b->dst[0] * part[p].bytes);
+    d->remote[at] = part[p].src_base + b->src[0] * part[p].bytes;
+    d->len[at] = b->n * part[p].bytes;
+  }
+}
+
 static void fill_region(uint32_t *region, size_t n, uint32_t value) {
   lanes v = splat(value);
   size_t i = 0;
@@ -132,6 +151,8 @@ void rd2h_blocks_emit(const struct rd2h_blocks *b, const struct rd2h_link_part *
   if (b->runs == b->n)
     for (uint32_t p = 0; p < n_parts; p++)
       emit_singles(b, &part[p], d, d->n + p * b->runs);
+  else if (b->runs == 1)
+    emit_one(b, part, n_parts, d);
   else
     emit_mixed(b, part, n_parts, d);
   for (uint32_t p = 0; p < n_parts; p++) {

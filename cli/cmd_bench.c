@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli.h"
+#include <stdio.h>
+
+static const struct command benches[] = {
+  {"plan", bench_plan, "descriptors from block ids: ns per descriptor, beside a bare loop"},
+};
+enum { N_BENCHES = sizeof benches / sizeof benches[0] };
+
+static void usage(void) {
+  puts("usage: rd2h bench WHAT [OPTION...]\n"
+       "\n"
+       "Measures one part of the library on this machine, beside what the machine itself can do at best in the same moment: compare\n"
+       "ratios, absolute figures of a busy machine say little.\n");
+  command_list(benches, N_BENCHES);
+  puts("\n"
+       "Every bench takes --json (one object on standard output, for scripts) and --help.");
+}
+
+int cmd_bench(int argc, char **argv) {
+  return command_dispatch("rd2h bench", benches, N_BENCHES, argc, argv, usage);
+}

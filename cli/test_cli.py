@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What the program `rd2h` prints and returns, as TAP: test_cli.py PROGRAM."""
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = sys.argv[1]
+HEADER = Path(__file__).resolve().parent.parent / "include/rd2h/version.h"
+
+
+def run(*args):
+    return subprocess.run([PROGRAM, *args], capture_output=True, text=True, timeout=50)
+
+
+def refuses(word, *args):
+    """Status 2, nothing on standard output, one line that names the culprit."""
+    done = run(*args)
+    assert done.returncode == 2, done
+    assert done.stdout == "", done.stdout
+    assert len(done.stderr.splitlines()) == 1 and word in done.stderr, done.stderr
+
+
+def help_teaches():
+    for args, word in (((), "bench"), (("bench",), "plan"), (("bench", "plan"), "--pattern")):
+        done = run(*args, "--help")
+        assert done.returncode == 0 and word in done.stdout and "usage:" in done.stdout, done
+        assert done.stderr == "", done.stderr
+    assert run().returncode == 2 and "usage:" in run().stdout
+
+
+def version_is_that_of_the_header():
+    version = re.search(r'VERSION_STRING "(.*)"', HEADER.read_text())[1]
+    assert run("--version").stdout == f"rd2h {version} (headers {version})\n"
+
+
+def unknown_words_are_refused():
+    refuses("bnech", "bnech")
+    refuses("paln", "bench", "paln")
+    refuses("nonsense", "bench", "plan", "nonsense")
+    refuses("--nonsense", "bench", "plan", "--nonsense")
+    refuses("wants a value", "bench", "plan", "--runs")
+    refuses("zigzag", "bench", "plan", "--pattern", "zigzag")
+
+
+def bad_numbers_are_refused():
+    for bad in ("0", "-1", "x", "1x", "", " 1", "99999999999999999999"):
+        refuses(f'--requests "{bad}"', "bench", "plan", "--requests", bad)
+    refuses("65536", "bench", "plan", "--requests", "65536", "--blocks", "65536")
+    refuses('--runs "0"', "bench", "plan", "--runs", "0")
+
+
+def bench_plan_as_json():
+    done = run("bench", "plan", "--json", "--requests", "3", "--blocks", "20", "--pattern", "runs8", "--runs", "2")
+    assert done.returncode == 0 and done.stderr == "", done
+    row, = json.loads(done.stdout)["rows"]
+    assert (row["requests"], row["blocks"], row["pattern"]) == (3, 20, "runs8"), row
+    assert row["descriptors"] == 3 * 3 * 4, row  # runs of 8, 8 and 4; four parts
+    assert 0 < row["ns_per_block"] and 0 < row["times_bare"], row
+
+
+def bench_plan_as_table():
+    done = run("bench", "plan", "--requests", "2", "--runs", "1")
+    assert done.returncode == 0 and "\033" not in done.stdout, done
+    table = [line for line in done.stdout.splitlines() if re.match(r" +(requests|2) ", line)]
+    assert len(table) == 3, done.stdout  # headers, scattered, contiguous
+    assert len({len(line.rstrip()) for line in table}) == 1, table
+
+
+def planning_is_linear_and_near_the_bare_loop():
+    found = json.loads(run("bench", "plan", "--json", "--runs", "5").stdout)
+    assert len(found["rows"]) == 10, found
+    large = [r for r in found["rows"] if r["requests"] * r["blocks"] >= 4096]
+    assert all(r["times_bare"] < 5 for r in large), large
+    for pattern in found["linearity"].values():
+        assert pattern["planned"] < 3 * pattern["bare"], found["linearity"]
+
+
+CASES = [help_teaches, version_is_that_of_the_header, unknown_words_are_refused, bad_numbers_are_refused, bench_plan_as_json,
+         bench_plan_as_table, planning_is_linear_and_near_the_bare_loop]
+print(f"1..{len(CASES)}")
+failed = 0
+for number, case in enumerate(CASES, 1):
+    try:
+        case()
+        print(f"ok {number} - {case.__name__}")
+    except AssertionError as why:
+        failed += 1
+        print(f"not ok {number} - {case.__name__}\n# {str(why)[:1000]}")
+sys.exit(failed > 0)
