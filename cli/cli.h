@@ -23,5 +23,6 @@ bool parse_number(const char *option, const char *text, uint64_t min, uint64_t m
 bool option_refused(const char *command, int c, const char *word);
 
 int cmd_bench(int argc, char **argv);
+int cmd_demo(int argc, char **argv);
 int bench_plan(int argc, char **argv);
 #endif

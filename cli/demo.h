@@ -46,7 +46,7 @@ struct demo {
   struct demo_request request[DEMO_MAX_REQUESTS];
   uint64_t oracle[DEMO_PARTS];     /* bytes that have to move */
   /* what happens */
-  sem_t listening, installed, settled;
+  sem_t installed, settled;
   uint16_t port;
   uint64_t moved;                  /* atomic: bytes so far, for the progress bar */
   uint32_t phase;                  /* atomic: enum demo_phase */

@@ -28,8 +28,8 @@ static void params_json(const struct demo *d, char *out, size_t cap) {
     n += (size_t)snprintf(out + n, cap - n,
                           "%s\"%s\":{\"do_remote_decode\":true,\"do_remote_prefill\":false,\"remote_engine_id\":\"demo\","
                           "\"remote_host\":\"127.0.0.1\",\"remote_port\":%u,\"remote_tp_size\":1,\"remote_cached_tokens\":%u,"
-                          "\"rd2h\":{\"v\":1,\"attempt\":\"%s\",\"inc\":\"%s\"}}",
-                          i ? "," : "", r->ext_id, d->port, r->cached * DEMO_BLOCK_TOKENS, hex, hex);
+                          "\"rd2h\":{\"v\":1,\"attempt\":\"%s\",\"inc\":\"%032llx\"}}",
+                          i ? "," : "", r->ext_id, d->port, r->cached * DEMO_BLOCK_TOKENS, hex, (unsigned long long)d->seed);
   }
   snprintf(out + n, cap - n, "}}");
 }
