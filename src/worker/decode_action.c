@@ -48,9 +48,7 @@ static void do_connect(rd2h_dw *w, const struct rd2h_da *a) {
   p->conn = NULL;
   int rc = choose(w, a->meta, &conn, &err);
   rc = rc ? rc : rd2h_eng_connect(w->eng, session, conn, a->peer, &p->conn, &err);
-  if (rc)
-    RD2H_WARN("decode rank %u: Prefill %s is refused: %s", w->o.tp_rank, p->session, err.text);
-  else
+  if (!rc)
     RD2H_INFO("decode rank %u: Prefill %s is connected, engine %s", w->o.tp_rank, p->session, rd2h_eng_name(w->eng));
   rd2h_dm_connected(w->dm, a->peer, rc, err.text, w->now);
 }
@@ -71,7 +69,8 @@ static void do_reply(rd2h_dw *w, const struct rd2h_da *a) {
     rd2h_wire_encode_meta_ack(&w->out, a->ours ? &ext : NULL);
     break;
   case RD2H_MSG_META_NAK:
-    RD2H_WARN("decode rank %u: metadata of Prefill %s is refused: %s", w->o.tp_rank, w->peer[a->peer]->session, a->text);
+    if (dw_may_log(w))
+      RD2H_WARN("decode rank %u: metadata of Prefill %s is refused: %s", w->o.tp_rank, w->peer[a->peer]->session, a->text);
     rd2h_wire_encode_meta_nak(&w->out, a->text);
     break;
   case RD2H_MSG_FAILED:

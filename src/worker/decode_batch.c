@@ -201,7 +201,7 @@ static uint32_t peer_events(rd2h_dw *w) {
   for (int i = 0; i < n; i++) {
     uint32_t peer = (uint32_t)ev[i].cookie;
     if (!ev[i].up && peer < w->n_peers && w->peer[peer]) {
-      RD2H_WARN("decode rank %u: engine %s lost Prefill %s: %s", w->o.tp_rank, rd2h_eng_name(w->eng), w->peer[peer]->session,
+      RD2H_INFO("decode rank %u: engine %s lost Prefill %s: %s", w->o.tp_rank, rd2h_eng_name(w->eng), w->peer[peer]->session,
                 rd2h_status_text(ev[i].status));
       rd2h_dm_peer_lost(w->dm, peer, "the transfer engine lost its process", w->now);
       dw_drain(w);

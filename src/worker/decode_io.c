@@ -6,6 +6,20 @@
 #define TURN_MAX 64u /* messages of one turn */
 #define SWEEP_PAUSE (1000 * RD2H_MS)
 
+#define LINES_A_SECOND 10u
+
+/* Lines that any stranger can cause are few a second; the counters tell of the rest. */
+bool dw_may_log(rd2h_dw *w) {
+  uint64_t second = w->now / (1000 * RD2H_MS);
+  if (second != w->log_second) {
+    if (w->log_lines > LINES_A_SECOND)
+      RD2H_WARN("decode rank %u: %u more lines about bad messages were left out", w->o.tp_rank, w->log_lines - LINES_A_SECOND);
+    w->log_second = second;
+    w->log_lines = 0;
+  }
+  return ++w->log_lines <= LINES_A_SECOND;
+}
+
 /* ---- peers ---- */
 static bool peer_room(rd2h_dw *w, uint32_t peer) {
   if (peer >= w->n_peers) {
@@ -83,7 +97,8 @@ int dw_send(rd2h_dw *w, uint32_t peer, const void *p, size_t n) {
 static void turn_away(rd2h_dw *w, const void *identity, size_t n) {
   static const char text[] = "this Decode rank serves as many connections as max_peers allows";
   w->count.refused_meta++;
-  RD2H_WARN("decode rank %u: a connection is turned away: all %u peers are in use", w->o.tp_rank, w->o.max_peers);
+  if (dw_may_log(w))
+    RD2H_WARN("decode rank %u: a connection is turned away: all %u peers are in use", w->o.tp_rank, w->o.max_peers);
   rd2h_buf_reset(&w->out);
   rd2h_wire_encode_meta_nak(&w->out, text);
   if (!w->out.failed && !rd2h_zmq_send(w->router, identity, n, true) && !rd2h_zmq_send(w->router, "", 0, true))
@@ -92,7 +107,8 @@ static void turn_away(rd2h_dw *w, const void *identity, size_t n) {
 
 /* ---- in ---- */
 static void refuse_meta(rd2h_dw *w, uint32_t peer, const struct rd2h_error *err) {
-  RD2H_WARN("decode rank %u: metadata of a connection is not usable: %s", w->o.tp_rank, err->text);
+  if (dw_may_log(w))
+    RD2H_WARN("decode rank %u: metadata of a connection is not usable: %s", w->o.tp_rank, err->text);
   rd2h_buf_reset(&w->out);
   rd2h_wire_encode_meta_nak(&w->out, err->text);
   if (!w->out.failed)
@@ -114,7 +130,8 @@ static void on_meta(rd2h_dw *w, uint32_t peer, const uint8_t *p, size_t n) {
 }
 
 static void malformed(rd2h_dw *w, uint32_t peer, uint32_t layer_idx, const char *text) {
-  RD2H_WARN("decode rank %u: bad message from %s: %s", w->o.tp_rank, w->peer[peer]->session, text);
+  if (dw_may_log(w))
+    RD2H_WARN("decode rank %u: bad message from %s: %s", w->o.tp_rank, w->peer[peer]->session, text);
   rd2h_dm_malformed(w->dm, peer, layer_idx, text, w->now);
 }
 

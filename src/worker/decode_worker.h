@@ -62,8 +62,8 @@ struct rd2h_dw {
 
   struct rd2h_map *by_identity;
   struct dw_peer **peer; /* by handle of the machine */
-  uint32_t n_peers, swept;
-  uint64_t next_sweep;
+  uint32_t n_peers, log_lines;
+  uint64_t next_sweep, log_second;
   struct rd2h_msgpool pool;
   struct rd2h_arena meta_arena;
   zmq_msg_t identity, frame, payload;
@@ -96,6 +96,7 @@ void dw_commands_free(rd2h_dw *);
 uint32_t dw_receive(rd2h_dw *);               /* messages taken; bounded, so that other work gets its turn */
 int dw_send(rd2h_dw *, uint32_t peer, const void *p, size_t n); /* 0, or -1: the peer is lost (the machine knows) */
 void dw_forget_peer(rd2h_dw *, uint32_t peer);
+bool dw_may_log(rd2h_dw *);
 /* decode_action.c */
 void dw_drain(rd2h_dw *);
 /* decode_batch.c */

@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Prefill and Decode in processes of their own: bytes across the border, and what happens when one of them dies. Children are forked
+ * before this process has threads. */
+#include "tests/integration/rig.h"
+#include <setjmp.h>
+#include <cmocka.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static const struct rig_shape ring = {.layers = 6, .blocks = 64, .slots = 2, .indexer_mask = 0x2a};
+static const struct rig_shape flat = {.layers = 6, .blocks = 64, .indexer_mask = 0x2a};
+
+struct child {
+  pid_t pid;
+  int to, from; /* pipes, as the parent sees them */
+};
+
+static void put(int fd, uint32_t v) {
+  RIG_CHECK(write(fd, &v, sizeof v) == sizeof v);
+}
+
+static uint32_t get(int fd) {
+  uint32_t v;
+  RIG_CHECK(read(fd, &v, sizeof v) == sizeof v);
+  return v;
+}
+
+static struct child start(void (*fn)(int in, int out)) {
+  int to[2], from[2];
+  RIG_CHECK(!pipe(to) && !pipe(from));
+  pid_t pid = fork();
+  RIG_CHECK(pid >= 0);
+  if (!pid) {
+    close(to[1]);
+    close(from[0]);
+    fn(to[0], from[1]);
+    _exit(0);
+  }
+  close(to[0]);
+  close(from[1]);
+  return (struct child){pid, to[1], from[0]};
+}
+
+static int end(struct child *c, int signal) {
+  int status = 0;
+  if (signal)
+    kill(c->pid, signal);
+  close(c->to);
+  close(c->from);
+  RIG_CHECK(waitpid(c->pid, &status, 0) == c->pid);
+  return status;
+}
+
+/* ---- children ---- */
+static void send_chunk(rd2h_prefill *p, struct rig_side *src, struct rig_request *r, uint16_t port, uint32_t from, uint32_t to, bool last) {
+  struct rd2h_step_send send;
+  struct rd2h_error err = {0};
+  rig_send(&send, r, port, from, to, last);
+  rig_step(p, &send, 1, NULL);
+  for (uint32_t l = 0; l < src->shape.layers; l++) {
+    RIG_OK(rd2h_prefill_wait_layer(p, l, RIG_WAIT_MS, &err), &err);
+    rig_write(src, l, 4);
+    RIG_OK(rd2h_prefill_layer(p, l, &err), &err);
+  }
+}
+
+/* Serves request "all" in three chunks, waits until it is settled. */
+static void whole_prefill(int in, int out) {
+  struct rig_side src;
+  struct rig_request r;
+  uint16_t port = (uint16_t)get(in);
+  rig_side_open(&src, &ring);
+  rd2h_prefill *p = rig_prefill(&src, NULL);
+  rig_request(&r, "all", 12, 0, 0);
+  for (uint32_t c = 0; c < 3; c++)
+    send_chunk(p, &src, &r, port, 4 * c, 4 * c + 4, c == 2);
+  rig_step(p, NULL, 0, "all");
+  put(out, (uint32_t)-rig_settled(p, "all"));
+  get(in);
+  rd2h_prefill_destroy(p);
+}
+
+/* Sends the first of three chunks and then nothing more. */
+static void dying_prefill(int in, int out) {
+  struct rig_side src;
+  struct rig_request r;
+  struct rd2h_error err = {0};
+  uint16_t port = (uint16_t)get(in);
+  rig_side_open(&src, &ring);
+  rd2h_prefill *p = rig_prefill(&src, NULL);
+  rig_request(&r, "dies", 12, 0, 0);
+  send_chunk(p, &src, &r, port, 0, 4, false);
+  RIG_OK(rd2h_prefill_wait_layer(p, 5, RIG_WAIT_MS, &err), &err);
+  put(out, 0);
+  get(in);
+}
+
+static void decode_with(const char *engine, const char *id, int in, int out) {
+  struct rig_side dst;
+  struct rig_request r;
+  rig_side_open(&dst, &flat);
+  rd2h_decode *d = rig_decode(&dst, &(struct rd2h_decode_opts){.engine = engine, .port = (uint16_t)get(in)});
+  rig_request(&r, id, 12, 0, 0);
+  rig_install(d, &r);
+  put(out, rd2h_decode_port(d));
+  put(out, (uint32_t)-rig_outcome(d, id, NULL));
+  rig_expect(&dst, &r, 4);
+  get(in);
+  rd2h_decode_destroy(d);
+}
+
+static void hanging_decode(int in, int out) {
+  decode_with("fault:local,hang_every=1", "stuck", in, out);
+}
+
+static void good_decode(int in, int out) {
+  decode_with("local", "next", in, out);
+}
+
+/* ---- tests ---- */
+static void two_processes(void **state) {
+  (void)state;
+  struct child c = start(whole_prefill);
+  struct rig_side dst;
+  struct rig_request r;
+  rig_side_open(&dst, &flat);
+  rd2h_decode *d = rig_decode(&dst, NULL);
+  rig_request(&r, "all", 12, 0, 0);
+  rig_install(d, &r);
+  put(c.to, rd2h_decode_port(d));
+  assert_int_equal(rig_outcome(d, "all", NULL), RD2H_OK);
+  rig_expect(&dst, &r, 4);
+  assert_int_equal(get(c.from), 0);
+  put(c.to, 0);
+  assert_int_equal(end(&c, 0), 0);
+  rd2h_decode_destroy(d);
+  rig_side_close(&dst);
+}
+
+/* Killed between two chunks: noticed by a probe; its successor is served as if nothing had been. */
+static void prefill_dies(void **state) {
+  (void)state;
+  struct child dying = start(dying_prefill), next = start(whole_prefill);
+  struct rig_side dst;
+  struct rig_request r, again;
+  char text[RD2H_ERROR_TEXT];
+  rig_side_open(&dst, &flat);
+  rd2h_decode *d = rig_decode(&dst, &(struct rd2h_decode_opts){.probe_ms = 50});
+  rig_request(&r, "dies", 12, 0, 0);
+  rig_install(d, &r);
+  put(dying.to, rd2h_decode_port(d));
+  assert_int_equal(get(dying.from), 0);
+  end(&dying, SIGKILL);
+  assert_int_equal(rig_outcome(d, "dies", text), RD2H_PEER_LOST);
+  assert_true(text[0]);
+  rig_request(&again, "all", 12, 0, 0);
+  rig_install(d, &again);
+  put(next.to, rd2h_decode_port(d));
+  assert_int_equal(rig_outcome(d, "all", NULL), RD2H_OK);
+  rig_expect(&dst, &again, 4);
+  assert_int_equal(get(next.from), 0);
+  put(next.to, 0);
+  assert_int_equal(end(&next, 0), 0);
+  rd2h_decode_destroy(d);
+  rig_side_close(&dst);
+}
+
+/* Decode hangs in a read and then dies, or stops for good: the gate opens and only its request fails. Another Decode takes the same
+ * port and is served without a restart of Prefill. */
+static void decode_dies_by(int signal) {
+  struct child first = start(hanging_decode), second = start(good_decode);
+  struct rig_side src;
+  struct rig_request r, next;
+  struct rd2h_step_send send;
+  struct rd2h_error err = {0};
+  struct rd2h_prefill_stats st;
+  put(first.to, 0);
+  uint16_t port = (uint16_t)get(first.from);
+  rig_side_open(&src, &ring);
+  rd2h_prefill *p = rig_prefill(&src, &(struct rd2h_prefill_opts){.liveness_ms = 200});
+  rig_request(&r, "stuck", 12, 0, 0);
+  rig_send(&send, &r, port, 0, 12, true);
+  rig_step(p, &send, 1, NULL);
+  rig_write(&src, 0, 4);
+  RIG_OK(rd2h_prefill_layer(p, 0, &err), &err);
+  assert_int_equal(rd2h_prefill_wait_layer(p, 0, 100, &err), RD2H_TIMEOUT);
+  if (signal == SIGKILL)
+    end(&first, SIGKILL);
+  else
+    kill(first.pid, signal);
+  assert_int_equal(rd2h_prefill_wait_layer(p, 0, RIG_WAIT_MS, &err), RD2H_OK);
+  if (signal != SIGKILL)
+    end(&first, SIGKILL);
+  rig_step(p, NULL, 0, "stuck");
+  assert_int_equal(rig_settled(p, "stuck"), RD2H_PEER_LOST);
+  put(second.to, port);
+  assert_int_equal(get(second.from), port);
+  rig_request(&next, "next", 12, 0, 0);
+  send_chunk(p, &src, &next, port, 0, 12, true);
+  assert_int_equal(get(second.from), 0);
+  rig_step(p, NULL, 0, "next");
+  assert_int_equal(rig_settled(p, "next"), RD2H_OK);
+  put(second.to, 0);
+  assert_int_equal(end(&second, 0), 0);
+  rd2h_prefill_stats(p, &st);
+  assert_int_equal(st.epochs, 2);
+  assert_int_equal(st.slots_closed, 0);
+  rd2h_prefill_destroy(p);
+  rig_side_close(&src);
+}
+
+static void decode_dies(void **state) {
+  (void)state;
+  decode_dies_by(SIGKILL);
+}
+
+static void decode_stops(void **state) {
+  (void)state;
+  decode_dies_by(SIGSTOP);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(two_processes), cmocka_unit_test(prefill_dies), cmocka_unit_test(decode_dies),
+                                     cmocka_unit_test(decode_stops)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
