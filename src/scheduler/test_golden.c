@@ -309,7 +309,7 @@ static void rendezvous_case(void **state) {
 }
 
 int main(void) {
-  static char name[256][96];
+  static char name[256][128];
   static struct CMUnitTest tests[256];
   json_t *all = golden_json("scheduler.json"), *c;
   size_t i, n = 0;
