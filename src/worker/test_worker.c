@@ -273,7 +273,7 @@ static void not_installed_in_time(void **state) {
   rig_expect(&x.dst, &early, 1);
   rig_step(x.p, NULL, 0, "never");
   assert_true(rig_settled(x.p, "never") != RD2H_OK);
-  rd2h_decode_stats(x.d, &st);
+  rig_decode_stats(x.d, &st);
   assert_true(st.parked > 0 && st.skipped > 0);
   close_pair(&x);
 }

@@ -234,6 +234,15 @@ int rig_settled(rd2h_prefill *p, const char *id) {
   return take(x, NULL);
 }
 
+void rig_decode_stats(rd2h_decode *d, struct rd2h_decode_stats *st) {
+  struct rig_request r;
+  rig_request(&r, "rig-turn", 1, 0, 0);
+  rig_install(d, &r);
+  RIG_CHECK(rd2h_decode_abort(d, r.id) == RD2H_OK);
+  RIG_CHECK(rig_outcome(d, r.id, NULL) == RD2H_ABORTED);
+  rd2h_decode_stats(d, st);
+}
+
 void rig_expect(const struct rig_side *dst, const struct rig_request *r, uint32_t write) {
   for (uint32_t l = 0; l < dst->shape.layers; l++)
     for (uint32_t i = 0; i < r->n; i++) {

@@ -68,6 +68,8 @@ void rig_layers(rd2h_prefill *, uint32_t layers);
 /* The status that the id ends with; its text goes to `text` (RD2H_ERROR_TEXT bytes) unless NULL. */
 int rig_outcome(rd2h_decode *, const char *id, char *text);
 int rig_settled(rd2h_prefill *, const char *id);
+/* Counters that hold all that was answered before: they become visible at the end of a turn, after its answers. */
+void rig_decode_stats(rd2h_decode *, struct rd2h_decode_stats *);
 /* Expects every block of the request on Decode to hold what Prefill wrote. */
 void rig_expect(const struct rig_side *dst, const struct rig_request *, uint32_t write);
 #endif

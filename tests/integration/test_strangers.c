@@ -142,7 +142,7 @@ static void malformed_messages(void **state) {
   rig_layers(p, 2);
   assert_int_equal(rig_outcome(x.d, "good", NULL), RD2H_OK);
   rig_expect(&x.dst, &r, 1);
-  rd2h_decode_stats(x.d, &st);
+  rig_decode_stats(x.d, &st);
   assert_int_equal(st.malformed, RD2H_COUNT(bad) + 2);
   rd2h_prefill_destroy(p);
   close_case(&x);
@@ -167,7 +167,7 @@ static void refused_metadata(void **state) {
   raw_ready(&x.b, &x.src, 0, &r, 0, 1, false); /* goes on all the same */
   send_b(&x);
   expect_reply(&x, RD2H_MSG_FAILED, &w);
-  rd2h_decode_stats(x.d, &st);
+  rig_decode_stats(x.d, &st);
   assert_true(st.refused_meta >= 1);
   rig_side_close(&other);
   close_case(&x);
