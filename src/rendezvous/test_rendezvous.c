@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 #include "rendezvous/rendezvous.h"
-#include "rendezvous/test_server.h"
+#include "tests/helpers/http_server.h"
 
 #define OK_TEXT "HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n{\"status\":\"ok\"}"
 #define SCRIPT(...) (const struct action[]){__VA_ARGS__}, sizeof((const struct action[]){__VA_ARGS__}) / sizeof(struct action)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef RD2H_RENDEZVOUS_TEST_SERVER_H
-#define RD2H_RENDEZVOUS_TEST_SERVER_H
+#ifndef RD2H_TESTS_HTTP_SERVER_H
+#define RD2H_TESTS_HTTP_SERVER_H
 /* A small real HTTP server in a thread. The n-th complete request gets the n-th action of the script (the last one for all that
  * follow). Everything is event-driven: tests wait for counters, not for time. */
 #include <pthread.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "rendezvous/test_server.h"
+#include "tests/helpers/http_server.h"
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/tcp.h>
