@@ -3,13 +3,12 @@
 them that says what is right."""
 from __future__ import annotations
 
-import json
+import functools
+import multiprocessing
 import os
 import random
 import re
 import socket
-import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -18,12 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import driver
 from metaserver import Metaserver, Plan
 from models import WORDS, Model
 
 HERE = Path(__file__).resolve().parent
 TOKENS = 24  # generated for each prompt, greedily
-START_S, ANSWER_S = 180.0, 120.0
+START_S, ANSWER_S, CLOSE_S = 300.0, 120.0, 10.0
 RANDOM_SUFFIX = re.compile(r"-[0-9a-f]{8}$")  # what vLLM appends to a request id
 
 
@@ -31,38 +31,55 @@ class EngineError(RuntimeError):
     """An engine process ended or did not answer; the text ends with its last output."""
 
 
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+               "OMP_NUM_THREADS": "1", "VLLM_PLUGINS": "rd2h_cpu_sparse", "TOKENIZERS_PARALLELISM": "false",
+               "VLLM_LOGGING_LEVEL": "WARNING"}
+
+
+@functools.cache
+def processes() -> multiprocessing.context.ForkServerContext:
+    """Engine processes are forks of one that has imported vLLM: no network, one thread each, this folder's modules."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), str(HERE / "cpu_sparse"), os.environ.get("PYTHONPATH")]))
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["preload"])
+    return context
+
+
 class Engine:
-    """A driver process. Events of a request wait in `_done` until somebody asks."""
+    """A driver process. What it says of a request waits in `_done` until somebody asks."""
 
     def __init__(self, name: str, config: dict[str, Any], log: Path) -> None:
         self.name, self._log = name, log
-        reader, writer = os.pipe()
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE / "cpu_sparse"), os.environ.get("PYTHONPATH")]))}
-        with log.open("w") as out:
-            self._process = subprocess.Popen([sys.executable, str(HERE / "driver.py"), json.dumps(config), str(writer)],
-                                             stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT, pass_fds=[writer], env=env)
-        os.close(writer)
+        self._pipe, theirs = processes().Pipe()
+        self._process = processes().Process(target=driver.serve, args=(config, theirs, str(log)), name=name, daemon=True)
+        self._process.start()
+        theirs.close()
         self._cond = threading.Condition()
         self._seq, self._ready, self._ended = 0, False, False
         self._replies: dict[int, dict] = {}
         self._done: dict[str, dict] = {}
-        threading.Thread(target=self._listen, args=(reader,), daemon=True).start()
+        threading.Thread(target=self._listen, daemon=True).start()
 
-    def _listen(self, fd: int) -> None:
-        with os.fdopen(fd) as events:
-            for line in events:
-                event = json.loads(line)
-                with self._cond:
-                    kind = event["event"]
-                    if kind == "ready":
-                        self._ready = True
-                    elif kind == "finished":
-                        self._done[event["id"]] = event
-                    elif kind in ("reply", "error"):
-                        self._replies[event["seq"]] = event
-                    self._cond.notify_all()
+    def _listen(self) -> None:
+        try:
+            while True:
+                self._take(self._pipe.recv())
+        except (EOFError, OSError):
+            with self._cond:
+                self._ended = True
+                self._cond.notify_all()
+
+    def _take(self, event: dict) -> None:
         with self._cond:
-            self._ended = True
+            kind = event["event"]
+            if kind == "ready":
+                self._ready = True
+            elif kind == "finished":
+                self._done[event["id"]] = event
+            else:
+                self._replies[event["seq"]] = event
             self._cond.notify_all()
 
     def _wait(self, condition, timeout: float, what: str) -> None:
@@ -71,7 +88,7 @@ class Engine:
             if condition():
                 return
             ended = self._ended
-        tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-12:])
+        tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-12:]) if self._log.exists() else ""
         how = "ended" if ended else f"did not answer in {timeout:.0f} s"
         raise EngineError(f"engine {self.name} {how} ({what}); its log {self._log} ends with:\n{tail}")
 
@@ -83,8 +100,7 @@ class Engine:
         with self._cond:
             self._seq += 1
             seq = self._seq
-            self._process.stdin.write((json.dumps({"cmd": cmd, "seq": seq, **arguments}) + "\n").encode())
-            self._process.stdin.flush()
+            self._pipe.send({"cmd": cmd, "seq": seq, **arguments})
         self._wait(lambda: seq in self._replies, ANSWER_S, cmd)
         answer = self._replies.pop(seq)
         if answer["event"] == "error":
@@ -97,14 +113,14 @@ class Engine:
             return self._done.pop(request_id)
 
     def close(self) -> None:
-        if self._process.poll() is None:
-            try:
-                self._process.stdin.write(b'{"cmd": "quit"}\n')
-                self._process.stdin.close()
-                self._process.wait(20)
-            except (OSError, subprocess.TimeoutExpired):
-                self._process.kill()
-                self._process.wait()
+        try:
+            self._pipe.send({"cmd": "quit"})
+        except OSError:
+            pass  # it has ended already
+        self._process.join(CLOSE_S)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
 
 
 def free_port() -> int:

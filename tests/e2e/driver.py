@@ -1,37 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One vLLM engine in one process, driven over pipes: driver.py CONFIG EVENTS_FD.
+"""One vLLM engine in a process of its own, driven through a pipe: `serve` is its main function.
 
-CONFIG is JSON: model, overrides, kv (a KV transfer configuration or null), engine (more engine arguments), core (CPU to stay on).
-Commands come as JSON lines on standard input, events go as JSON lines to EVENTS_FD. An engine that runs in its own process is not
-polled while idle, so this one keeps stepping as long as the scheduler holds a request, and sleeps on the command pipe otherwise.
+config: model, overrides, kv (a KV transfer configuration or None), engine (more engine arguments), core (CPU to stay on). Commands and
+events are dicts. An engine that runs in its own process is not polled while idle, so this one keeps stepping as long as the scheduler
+holds a request, and sleeps on the pipe otherwise.
 """
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import queue
-import sys
-import threading
+import time
+from multiprocessing.connection import Connection
 from typing import Any
 
 IDLE_WAIT_S = 0.001  # between two steps that had nothing to compute: somebody else's reads are awaited
 
 
-def prepare(core: int) -> None:
-    """Before vLLM is imported: one core, no network, the sparse attention of this folder."""
-    os.sched_setaffinity(0, {core})
-    os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1", VLLM_ENABLE_V1_MULTIPROCESSING="0",
-                      VLLM_CPU_OMP_THREADS_BIND=str(core), OMP_NUM_THREADS="1", VLLM_PLUGINS="rd2h_cpu_sparse",
-                      VLLM_LOGGING_LEVEL=os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"))
+def serve(config: dict[str, Any], pipe: Connection, log: str) -> None:
+    with open(log, "w") as out:
+        os.dup2(out.fileno(), 1)
+        os.dup2(out.fileno(), 2)
+    # One core each (law 14: an engine that waits for remote KV spins, and would take the other's time).
+    os.sched_setaffinity(0, {config["core"]})
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = str(config["core"])
+    driver = Driver(config, pipe)
+    driver.run()
+    driver.close()
 
 
 def make_engine(config: dict[str, Any]):
-    import rd2h_cpu_sparse
     from vllm import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
-
-    rd2h_cpu_sparse.register()  # as vLLM does with installed plugins
 
     arguments = {"dtype": "float32", "enforce_eager": True, "max_model_len": 1024, "max_num_seqs": 4, "seed": 0,
                  "kv_cache_memory_bytes": 64 << 20, "disable_log_stats": True, "compilation_config": {"custom_ops": ["none"]},
@@ -115,46 +114,30 @@ class Watch:
 
 
 class Driver:
-    def __init__(self, config: dict[str, Any], events: int) -> None:
-        self._events = os.fdopen(events, "w", buffering=1)
+    def __init__(self, config: dict[str, Any], pipe: Connection) -> None:
+        self._pipe = pipe
         self._engine = make_engine(config)
         core = self._engine.engine_core.engine_core
         self._scheduler = core.scheduler
         self._alone = core.scheduler.connector is None
         self._watch = Watch(core.scheduler, Kv(core))
-        self._commands: queue.SimpleQueue = queue.SimpleQueue()
         self._aborts: dict[str, int] = {}  # request -> engine steps until it is aborted
-        threading.Thread(target=self._listen, daemon=True).start()
         self.say(event="ready", block=core.scheduler.block_size)
 
     def say(self, **event: Any) -> None:
-        self._events.write(json.dumps(event) + "\n")
-
-    def _listen(self) -> None:
-        for line in sys.stdin:
-            self._commands.put(json.loads(line))
-        self._commands.put({"cmd": "quit"})
+        self._pipe.send(event)
 
     def run(self) -> None:
         while True:
-            busy = self._scheduler.has_requests()
-            wait = None if not busy else 0 if self._watch.computing else IDLE_WAIT_S
-            for command in self._take(wait):
+            wait = None if not self._scheduler.has_requests() else 0 if self._watch.computing else IDLE_WAIT_S
+            while self._pipe.poll(wait):
+                command = self._pipe.recv()
                 if command["cmd"] == "quit":
                     return
                 self._obey(command)
+                wait = 0
             if self._scheduler.has_requests():
                 self._step()
-
-    def _take(self, wait: float | None) -> list[dict]:
-        """Commands that are there, after waiting for the first at most `wait` seconds (None: for ever)."""
-        got = []
-        try:
-            got.append(self._commands.get(timeout=wait) if wait != 0 else self._commands.get_nowait())
-            while True:
-                got.append(self._commands.get_nowait())
-        except queue.Empty:
-            return got
 
     def _obey(self, command: dict) -> None:
         try:
@@ -186,8 +169,9 @@ class Driver:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, n=n, output_kind=RequestOutputKind.FINAL_ONLY,
-                                  extra_args={"kv_transfer_params": params} if params else None)
+        greedy = {"temperature": 0} if n == 1 else {"temperature": 1, "top_k": 1}  # vLLM wants a temperature where n > 1
+        sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True, n=n, output_kind=RequestOutputKind.FINAL_ONLY,
+                                  extra_args={"kv_transfer_params": params} if params else None, **greedy)
         self._engine.add_request(id, {"prompt_token_ids": prompt}, sampling)
         if abort_after:
             self._aborts[id] = abort_after
@@ -197,8 +181,6 @@ class Driver:
 
     def do_ghost(self, id: str, params: dict) -> None:
         """What vLLM's server submits for a rejected or disconnected request: a request that is aborted before it begins."""
-        import time
-
         from vllm import SamplingParams
         from vllm.v1.engine import EngineCoreRequest
 
@@ -236,12 +218,3 @@ class Driver:
 
     def close(self) -> None:
         self._engine.engine_core.shutdown()
-
-
-if __name__ == "__main__":
-    settings = json.loads(sys.argv[1])
-    prepare(settings["core"])
-    driver = Driver(settings, int(sys.argv[2]))
-    driver.run()
-    driver.close()
-    driver.say(event="bye")
