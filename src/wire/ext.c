@@ -40,7 +40,7 @@ static int take_tuple(struct rd2h_wire_in *in, const char *what, uint32_t known,
 static int take_engines(struct rd2h_wire_in *in, struct rd2h_wire_ext *e) {
   RD2H_TRY(rd2h_wire_take_array(in, "\"eng\"", RD2H_WIRE_MAX_ENGINES, 3, &e->n_engines));
   for (uint32_t i = 0; i < e->n_engines; i++) {
-    uint32_t further;
+    uint32_t further = 0;
     struct rd2h_str conn;
     RD2H_TRY(take_tuple(in, "an engine in \"eng\"", 2, &further));
     RD2H_TRY(rd2h_wire_take_str(in, "an engine's name", RD2H_WIRE_MAX_NAME, &e->engine[i].name));
@@ -54,7 +54,7 @@ static int take_engines(struct rd2h_wire_in *in, struct rd2h_wire_ext *e) {
 }
 
 static int take_region(struct rd2h_wire_in *in, struct rd2h_memory *m) {
-  uint32_t further;
+  uint32_t further = 0;
   uint64_t end;
   RD2H_TRY(take_tuple(in, "a region in \"reg\"", 2, &further));
   if (!rd2h_mp_uint(&in->r, &m->base) || !rd2h_mp_uint(&in->r, &m->len))
@@ -79,7 +79,7 @@ static int take_regions(struct rd2h_wire_in *in, struct rd2h_wire_ext *e) {
 }
 
 static int take_blocks(struct rd2h_wire_in *in, struct rd2h_wire_ext *e) {
-  uint32_t further;
+  uint32_t further = 0;
   RD2H_TRY(take_tuple(in, "\"nblk\"", 2, &further));
   for (int i = 0; i < 2; i++)
     RD2H_TRY(rd2h_wire_take_u32(in, "a block count in \"nblk\"", INT32_MAX, &e->blocks[i]));
@@ -87,7 +87,7 @@ static int take_blocks(struct rd2h_wire_in *in, struct rd2h_wire_ext *e) {
 }
 
 static int take_heads(struct rd2h_wire_in *in, struct rd2h_wire_ext *e) {
-  uint32_t further;
+  uint32_t further = 0;
   RD2H_TRY(take_tuple(in, "\"heads\"", 3, &further));
   for (int i = 0; i < 3; i++)
     RD2H_TRY(rd2h_wire_take_u32(in, "a number in \"heads\"", INT32_MAX, &e->heads[i]));
