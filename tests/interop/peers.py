@@ -44,7 +44,7 @@ class Memory:
 
     def __init__(self, cfg: dict, filled: bool):
         self.blocks = cfg["num_blocks"]
-        self.sizes = [n for n in (cfg["k_bytes"], cfg["v_bytes"], cfg["indexer_bytes"], cfg.get("scale_bytes", 0)) if n]
+        self.sizes = [n for n in (cfg["k_bytes"], cfg["v_bytes"], cfg.get("indexer_bytes", 0), cfg.get("scale_bytes", 0)) if n]
         self.buffers = {}
         for i in range(cfg["layers"]):
             for t, size in zip(TENSORS, self.sizes):
