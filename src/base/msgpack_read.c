@@ -209,9 +209,9 @@ static inline uint32_t load32(const uint8_t *p) {
   return __builtin_bswap32(v);
 }
 
-/* At most n integers of the usual forms (at most 5 bytes each, so the caller has checked the bounds of all at once); stops at
- * another form. Returns how many; *bits collects all bits seen. */
-static uint32_t ids_fast(const uint8_t **at, uint32_t *out, uint32_t n, uint32_t *bits) {
+/* At most n integers of the four usual forms; stops at another form. The caller has checked that 5 bytes each are there. Returns
+ * how many; *bits collects all bits seen. Fast where most are of one form: every branch is foreseen then. */
+static uint32_t ids_even(const uint8_t **at, uint32_t *out, uint32_t n, uint32_t *bits) {
   const uint8_t *p = *at;
   uint32_t i = 0, seen = 0;
   for (; i < n; i++) {
@@ -239,13 +239,54 @@ static uint32_t ids_fast(const uint8_t **at, uint32_t *out, uint32_t n, uint32_t
   return i;
 }
 
+/* The same without a branch on the width, for lists whose widths are mixed: slower than branches that are foreseen, faster than
+ * those that are not. */
+static uint32_t ids_mixed(const uint8_t **at, uint32_t *out, uint32_t n, uint32_t *bits) {
+  const uint8_t *p = *at;
+  uint32_t i = 0, seen = 0;
+  for (; i < n; i++) {
+    uint32_t b = *p, v = b, wide = 1u << (b & 3); /* 0xcc … 0xce: 1, 2, 4 bytes follow */
+    if (b < 0x80) {
+      p += 1;
+    } else if (b - 0xcc <= 2) {
+      v = load32(p + 1) >> (32 - 8 * wide);
+      p += 1 + wide;
+    } else {
+      break;
+    }
+    seen |= v;
+    out[i] = v;
+  }
+  *at = p;
+  *bits |= seen;
+  return i;
+}
+
+#define IDS_STEP 64u /* so many ids are read in one way, then their length tells which way suits the next */
+
+/* Whether fewer than about four of five are of one form. */
+static bool look_mixed(size_t bytes) {
+  static const uint8_t form_bytes[] = {1, 2, 3, 5};
+  for (size_t i = 0; i < RD2H_COUNT(form_bytes); i++)
+    if (bytes + IDS_STEP / 4 - form_bytes[i] * IDS_STEP <= IDS_STEP / 2)
+      return false;
+  return true;
+}
+
 bool rd2h_mp_ids(struct rd2h_mp *r, uint32_t *out, uint32_t n, bool *in_range) {
   uint32_t bits = 0, i = 0;
+  bool mixed = false;
   while (i < n) {
-    uint64_t safe = (uint64_t)(r->end - r->p) / 5;
-    i += ids_fast(&r->p, out + i, safe < n - i ? (uint32_t)safe : n - i, &bits);
-    if (i == n)
-      break;
+    const uint8_t *before = r->p;
+    size_t safe = (size_t)(r->end - before) / 5;
+    uint32_t want = n - i < IDS_STEP ? n - i : IDS_STEP;
+    want = safe < want ? (uint32_t)safe : want;
+    uint32_t got = (mixed ? ids_mixed : ids_even)(&r->p, out + i, want, &bits);
+    i += got;
+    if (got == IDS_STEP)
+      mixed = look_mixed((size_t)(r->p - before));
+    if (i == n || (got == want && want))
+      continue;
     struct head h = take_head(r); /* the last few bytes, or an unusual form */
     if (h.type != RD2H_MP_INT)
       return false;

@@ -152,8 +152,9 @@ static void test_depth(void **state) {
 static void test_ids(void **state) {
   (void)state;
   struct rd2h_buf b = {0};
-  uint32_t want[3 * RD2H_COUNT(int_forms)], got[3 * RD2H_COUNT(int_forms)], n = 0;
-  for (int round = 0; round < 3; round++)
+  enum { COPIES = 20 }; /* long enough for the reader to change its ways */
+  uint32_t want[COPIES * RD2H_COUNT(int_forms)], got[COPIES * RD2H_COUNT(int_forms)], n = 0;
+  for (int round = 0; round < COPIES; round++)
     for (size_t i = 0; i < RD2H_COUNT(int_forms); i++)
       if (int_forms[i].v >= 0 && int_forms[i].v <= INT32_MAX) {
         rd2h_buf_put(&b, int_forms[i].bytes, int_forms[i].n);
@@ -187,17 +188,23 @@ static void test_ids_range(void **state) {
     {{0xc0}, 1, false, false}, {{0xa1, 'x'}, 2, false, false}, {{0xcb, 0, 0, 0, 0, 0, 0, 0, 0}, 9, false, false},
     {{0xc1}, 1, false, false},
   };
+  static const uint8_t mixed[] = {0xcd, 1, 1, 0xce, 0, 1, 1, 1};
   for (size_t i = 0; i < RD2H_COUNT(row); i++)
-    for (size_t pad = 0; pad < 12; pad += 11) { /* the value on the fast and on the slow path */
-      uint8_t bytes[24] = {0};
-      memcpy(bytes + 1, row[i].bytes, row[i].n);
-      struct rd2h_mp r = reader(bytes, 1 + row[i].n + pad);
-      uint32_t out[2];
-      bool in_range = !row[i].in_range;
-      assert_int_equal(rd2h_mp_ids(&r, out, 2, &in_range), row[i].ok);
-      if (row[i].ok)
-        assert_int_equal(in_range, row[i].in_range);
-    }
+    for (uint32_t ahead = 0; ahead <= 64; ahead += 32)
+      for (size_t pad = 0; pad < 12; pad += 11) { /* with and without room behind, after none, few and many ids of mixed width */
+        uint8_t bytes[64 * sizeof mixed + 24] = {0};
+        for (uint32_t k = 0; k < ahead; k++)
+          memcpy(bytes + k * sizeof mixed, mixed, sizeof mixed);
+        memcpy(bytes + ahead * sizeof mixed, row[i].bytes, row[i].n);
+        struct rd2h_mp r = reader(bytes, ahead * sizeof mixed + row[i].n + pad);
+        uint32_t out[129];
+        bool in_range = !row[i].in_range;
+        assert_int_equal(rd2h_mp_ids(&r, out, 2 * ahead + 1, &in_range), row[i].ok);
+        if (row[i].ok)
+          assert_int_equal(in_range, row[i].in_range);
+        if (row[i].in_range)
+          assert_int_equal(out[2 * ahead], INT32_MAX);
+      }
 }
 
 static void test_write_shortest(void **state) {
