@@ -6,6 +6,7 @@
 #define TURN_MAX 64u /* messages of one turn */
 #define SWEEP_PAUSE (1000 * RD2H_MS)
 
+#define SCRATCH_KEPT ((size_t)32 << 20) /* room for decoding that outlives a message */
 #define LINES_A_SECOND 10u
 
 /* Lines that any stranger can cause are few a second; the counters tell of the rest. */
@@ -119,9 +120,8 @@ static void refuse_meta(rd2h_dw *w, uint32_t peer, const struct rd2h_error *err)
 static void on_meta(rd2h_dw *w, uint32_t peer, const uint8_t *p, size_t n) {
   struct rd2h_error err = {0};
   struct rd2h_wire_meta meta;
-  rd2h_arena_reset(&w->meta_arena);
-  int rc = rd2h_arena_reserve(&w->meta_arena, rd2h_wire_arena_need(n));
-  rc = rc ? rd2h_nomem(&err, "metadata") : rd2h_wire_decode_meta(p, n, &w->meta_arena, &meta, &err);
+  int rc = rd2h_arena_reserve(&w->scratch, rd2h_wire_arena_need(n));
+  rc = rc ? rd2h_nomem(&err, "metadata") : rd2h_wire_decode_meta(p, n, &w->scratch, &meta, &err);
   if (rc)
     refuse_meta(w, peer, &err);
   else
@@ -135,33 +135,21 @@ static void malformed(rd2h_dw *w, uint32_t peer, uint32_t layer_idx, const char 
   rd2h_dm_malformed(w->dm, peer, layer_idx, text, w->now);
 }
 
-/* The layer index of a READY that is not to be kept: decoding it without memory still tells who is to be answered. */
-static uint32_t layer_idx_of(const uint8_t *p, size_t n) {
-  struct rd2h_arena none = {0};
-  struct rd2h_wire_ready ready = {.layer_idx = RD2H_INDEX_NONE};
-  uint32_t layer_idx = RD2H_INDEX_NONE;
-  int rc = rd2h_wire_decode_ready(p, n, &none, &ready, &layer_idx, NULL);
-  return rc ? layer_idx : ready.layer_idx;
-}
-
 static void on_ready(rd2h_dw *w, uint32_t peer, const uint8_t *p, size_t n) {
   struct rd2h_error err = {0};
+  struct rd2h_wire_ready ready;
   uint32_t layer_idx = RD2H_INDEX_NONE;
-  size_t *held = &w->peer[peer]->held;
-  struct rd2h_msg *m = rd2h_msg_take(&w->pool, n, held, &err);
-  if (!m) {
-    malformed(w, peer, layer_idx_of(p, n), err.text);
-    return;
-  }
-  zmq_msg_move(&m->payload, &w->payload);
-  m->peer = peer;
-  p = zmq_msg_data(&m->payload); /* a short message lives inside of zmq_msg_t: it has moved */
-  if (rd2h_wire_decode_ready(p, n, &m->arena, &m->ready, &layer_idx, &err)) {
-    rd2h_msg_give(&w->pool, m, held);
+  struct rd2h_msg *m = NULL;
+  int rc = rd2h_arena_reserve(&w->scratch, rd2h_wire_arena_need(n));
+  rc = rc ? rd2h_nomem(&err, "a message") : rd2h_wire_decode_ready(p, n, &w->scratch, &ready, &layer_idx, &err);
+  if (!rc)
+    m = rd2h_msg_take(&w->pool, &w->payload, &ready, &w->scratch, &w->peer[peer]->held, &err);
+  if (m) {
+    m->peer = peer;
+    rd2h_dm_ready(w->dm, peer, &m->ready, w->now);
+  } else {
     malformed(w, peer, layer_idx, err.text);
-    return;
   }
-  rd2h_dm_ready(w->dm, peer, &m->ready, w->now);
 }
 
 static void on_cancel(rd2h_dw *w, uint32_t peer, const uint8_t *p, size_t n) {
@@ -221,6 +209,9 @@ static bool receive_one(rd2h_dw *w) {
   uint32_t kind = payloads == 1 ? (uint32_t)rd2h_wire_kind(p, size) : 0;
   (kind < RD2H_COUNT(handlers) && handlers[kind] ? handlers[kind] : on_other)(w, peer, p, size);
   dw_drain(w);
+  rd2h_arena_reset(&w->scratch);
+  if (w->scratch.cap > SCRATCH_KEPT)
+    rd2h_arena_free(&w->scratch);
   return true;
 }
 

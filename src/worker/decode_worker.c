@@ -12,6 +12,7 @@
 #define LEGACY_HOLD_MS 240000u /* what a Prefill peer holds its sources for at most */
 #define HEARTBEAT_MS 1000
 #define HEARTBEAT_TIMEOUT_MS 5000
+#define ANSWERS_MAX (1 << 18) /* waiting for one peer: as many as a Prefill has open batches; one that reads none is lost */
 #define HELD_TOTAL_BYTES ((size_t)1 << 30)
 #define HELD_PEER_BYTES ((size_t)256 << 20)
 enum { KEY_ROUTER, KEY_COMMAND, KEY_ENGINE };
@@ -43,7 +44,7 @@ static void *control_main(void *arg) {
 static int bind_router(rd2h_dw *w, struct rd2h_error *err) {
   char address[300];
   bool v6 = strchr(w->o.bind_host, ':') != NULL;
-  const int options[][2] = {{ZMQ_ROUTER_MANDATORY, 1}, {ZMQ_SNDHWM, 0}, {ZMQ_RCVHWM, 0}, {ZMQ_LINGER, 0}, {ZMQ_IPV6, v6},
+  const int options[][2] = {{ZMQ_ROUTER_MANDATORY, 1}, {ZMQ_SNDHWM, ANSWERS_MAX}, {ZMQ_RCVHWM, 0}, {ZMQ_LINGER, 0}, {ZMQ_IPV6, v6},
                             {ZMQ_HEARTBEAT_IVL, HEARTBEAT_MS}, {ZMQ_HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS}, {ZMQ_BACKLOG, 1024}};
   int64_t most = (int64_t)w->o.max_message_mb << 20;
   size_t n = sizeof address;
@@ -179,7 +180,7 @@ void rd2h_dw_destroy(rd2h_dw *w) {
   rd2h_free(w->peer);
   rd2h_map_destroy(w->by_identity);
   rd2h_msgpool_free(&w->pool);
-  rd2h_arena_free(&w->meta_arena);
+  rd2h_arena_free(&w->scratch);
   rd2h_buf_free(&w->out);
   dw_commands_free(w);
   close_fd(w->epoll);

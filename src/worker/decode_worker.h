@@ -65,7 +65,7 @@ struct rd2h_dw {
   uint32_t n_peers, log_lines;
   uint64_t next_sweep, log_second;
   struct rd2h_msgpool pool;
-  struct rd2h_arena meta_arena;
+  struct rd2h_arena scratch; /* of the message that is being decoded */
   zmq_msg_t identity, frame, payload;
   struct rd2h_buf out;
 

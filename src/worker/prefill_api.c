@@ -46,22 +46,23 @@ int rd2h_pw_step(rd2h_pw *w, const void *meta, size_t len, struct rd2h_error *er
   struct pw_step *s = pw_step_make(w, meta, len, err);
   if (!s)
     return err->status;
-  int rc = RD2H_OK;
-  for (uint32_t i = 0; i < s->view.n_finished && !rc; i++)
-    rc = announce_end(w, &s->view.finished[i], err);
-  struct pw_item *it = rc || !(s->view.n_send || s->view.n_finished) ? NULL : pw_item_take(w);
-  if (!rc && !it && (s->view.n_send || s->view.n_finished))
-    rc = rd2h_nomem(err, "a step");
-  if (it) {
-    it->kind = PW_STEP;
-    it->step = s;
-    step_ref(s);
-    pw_push(w, it);
+  w->step = s;
+  if (!s->view.n_send && !s->view.n_finished)
+    return RD2H_OK;
+  struct pw_item *it = pw_item_take(w);
+  if (!it) {
+    leave_step(w);
+    return rd2h_nomem(err, "a step");
   }
-  if (rc)
-    pw_step_unref(w, s);
-  else
-    w->step = s;
+  int rc = RD2H_OK;
+  for (uint32_t i = 0; i < s->view.n_finished; i++) {
+    int one = announce_end(w, &s->view.finished[i], err);
+    rc = rc ? rc : one;
+  }
+  it->kind = PW_STEP;
+  it->step = s;
+  step_ref(s);
+  pw_push(w, it);
   return rc;
 }
 
@@ -161,6 +162,10 @@ int rd2h_pw_layer(rd2h_pw *w, uint32_t layer, struct rd2h_error *err) {
   }
   s->dispatched[layer] = true;
   it->last = ++s->n_dispatched == w->n_layers;
+  if (!batches && !it->last) { /* nothing of this layer goes out, say of an indexer's blocks only */
+    drop_item(w, it);
+    return raise_only(w, layer, err);
+  }
   rc = close_gate(w, it, batches, err);
   step_ref(s);
   pw_push(w, it);
