@@ -151,16 +151,25 @@ void pw_settle(rd2h_pw *w, struct pw_batch *b, int status, const char *text) {
   pw_step_unref(w, s);
 }
 
+bool pw_unsent(rd2h_pw *w, struct rd2h_str id, int status) {
+  pthread_mutex_lock(&w->mu);
+  bool fresh = rd2h_map_get(w->unsent, id.p, id.n) == RD2H_INDEX_NONE;
+  if (fresh)
+    rd2h_map_put(w->unsent, id.p, id.n, (uint32_t)-status);
+  pthread_mutex_unlock(&w->mu);
+  return fresh;
+}
+
 void pw_settled(rd2h_pw *w, const char *id, int status) {
   size_t n = strlen(id);
   pthread_mutex_lock(&w->mu);
-  uint32_t slot = rd2h_map_del(w->ending, id, n);
+  uint32_t slot = rd2h_map_del(w->ending, id, n), unsent = rd2h_map_del(w->unsent, id, n);
   struct pw_ended *e = slot == RD2H_INDEX_NONE ? NULL : *(struct pw_ended **)rd2h_slab_at(&w->ending_slot, slot);
   rd2h_slab_give(&w->ending_slot, slot);
   pthread_mutex_unlock(&w->mu);
   if (!e)
     return;
-  e->out.status = status;
+  e->out.status = status || unsent == RD2H_INDEX_NONE ? status : -(int)unsent;
   if (w->fresh)
     w->fresh_tail->next = e;
   else
@@ -225,4 +234,5 @@ void pw_queue_free(rd2h_pw *w) {
       rd2h_free(*(struct pw_ended **)rd2h_slab_at(&w->ending_slot, i));
   rd2h_slab_free(&w->ending_slot);
   rd2h_map_destroy(w->ending);
+  rd2h_map_destroy(w->unsent);
 }

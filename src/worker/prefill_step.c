@@ -104,6 +104,7 @@ static int place(const rd2h_pw *w, struct pw_step *s, uint32_t i, bool fill, str
   uint32_t first, count, member, ratio;
   uint16_t port;
   int rc = rd2h_plan_targets(w->o.tp_rank, w->o.tp_size, x->d_tp, &first, &count, err);
+  rc = rc ? rc : rd2h_plan_port(x->base_port, x->d_tp - 1, x->d_tp, &port, err); /* all ranks can be reached, or none is sent to */
   for (uint32_t r = first; !rc && r < first + count; r++) {
     rc = rd2h_plan_member(w->o.tp_rank, w->o.tp_size, r, x->d_tp, &member, &ratio, err);
     rc = rc ? rc : rd2h_plan_port(x->base_port, r, x->d_tp, &port, err);
@@ -149,7 +150,7 @@ static bool carve(struct pw_step *s) {
 }
 
 /* A request that cannot be sent anywhere is left out: it ends when the engine ends it. */
-static int group_step(const rd2h_pw *w, struct pw_step *s, struct rd2h_error *err) {
+static int group_step(rd2h_pw *w, struct pw_step *s, struct rd2h_error *err) {
   s->n_groups = 0;
   for (int fill = 0; fill < 2; fill++) {
     if (fill && !carve(s))
@@ -158,7 +159,7 @@ static int group_step(const rd2h_pw *w, struct pw_step *s, struct rd2h_error *er
       int rc = place(w, s, i, fill, err);
       if (rc == RD2H_NOMEM)
         return rc;
-      if (rc && !fill)
+      if (rc && !fill && pw_unsent(w, s->view.send[i].id, rc))
         RD2H_ERR("prefill rank %u: request %.*s is not sent: %s", w->o.tp_rank, (int)s->view.send[i].id.n, s->view.send[i].id.p,
                  err->text);
     }
@@ -193,7 +194,7 @@ static uint32_t bind_one(rd2h_pw *w, const struct rd2h_step_send *x, uint32_t en
   struct rd2h_pm_request r = {.id = x->id, .ext_id = x->ext_id, .has_attempt = x->has_attempt, .has_dspark = x->has_dspark};
   memcpy(r.attempt, x->attempt, sizeof r.attempt);
   uint32_t handle = rd2h_pm_bind(w->pm, &r, endpoint, w->now);
-  if (handle == RD2H_INDEX_NONE)
+  if (handle == RD2H_INDEX_NONE && pw_unsent(w, x->id, RD2H_LIMIT))
     RD2H_ERR("prefill rank %u: request %.*s is not sent to %s: another request with its external id is open there, or the limit of "
              "requests is reached", w->o.tp_rank, (int)x->id.n, x->id.p, rd2h_pm_endpoint_address(w->pm, endpoint));
   return handle;
@@ -207,6 +208,8 @@ static void prepare_group(rd2h_pw *w, struct pw_step *s, struct pw_group *g) {
     g->endpoint = RD2H_INDEX_NONE;
   if (g->endpoint == RD2H_INDEX_NONE) {
     RD2H_ERR("prefill rank %u: no room for the Decode rank at %s, its requests are not sent", w->o.tp_rank, g->address);
+    for (uint32_t i = 0; i < g->n; i++)
+      pw_unsent(w, s->view.send[g->send[i]].id, RD2H_LIMIT);
     return;
   }
   w->endpoint[g->endpoint].member = g->member;

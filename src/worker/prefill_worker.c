@@ -106,9 +106,10 @@ static int start(rd2h_pw *w, struct rd2h_error *err) {
   char name[16];
   rd2h_nofile_raise(MAX_ENDPOINTS * 4);
   w->ending = rd2h_map_create();
+  w->unsent = rd2h_map_create();
   if (w->o.on_read_failure == RD2H_RAISE)
     w->failure = rd2h_calloc(w->n_layers, sizeof *w->failure);
-  if (!w->ending || (w->o.on_read_failure == RD2H_RAISE && !w->failure) || rd2h_gate_init(&w->gate, w->o.layout->n_slots))
+  if (!w->ending || !w->unsent || (w->o.on_read_failure == RD2H_RAISE && !w->failure) || rd2h_gate_init(&w->gate, w->o.layout->n_slots))
     return rd2h_nomem(err, "Prefill worker");
   if (!(w->ctx = rd2h_zmq_context(MAX_ENDPOINTS * 3, err)))
     return err->status;

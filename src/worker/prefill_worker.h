@@ -104,6 +104,7 @@ struct rd2h_pw {
   struct pw_ended *settled, *settled_tail;
   struct rd2h_map *ending; /* id -> index in ending_slot: announced as finished, not settled */
   struct rd2h_slab ending_slot;
+  struct rd2h_map *unsent; /* id -> minus the status: requests that could not be sent to a reader, until they end */
   struct rd2h_prefill_stats stats;
   bool stop;
 
@@ -142,6 +143,8 @@ void pw_push(rd2h_pw *, struct pw_item *);
 bool pw_run_items(rd2h_pw *); /* sender; false: stop */
 void pw_settle(rd2h_pw *, struct pw_batch *, int status, const char *text);
 void pw_settled(rd2h_pw *, const char *id, int status);
+/* Any thread: a reader of the request will never get it. False: that was known. */
+bool pw_unsent(rd2h_pw *, struct rd2h_str id, int status);
 void pw_publish(rd2h_pw *);
 void pw_queue_free(rd2h_pw *);
 /* prefill_endpoint.c */

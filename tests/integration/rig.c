@@ -52,8 +52,9 @@ void rig_side_open(struct rig_side *s, const struct rig_shape *shape) {
   memset(p, RIG_CANARY, s->area.len);
   s->area.base = (uintptr_t)p;
   for (uint32_t l = 0; l < shape->layers; l++) {
-    snprintf(name[2 * l], sizeof name[0], "model.layers.%u.self_attn.attn", l);
-    snprintf(name[2 * l + 1], sizeof name[0], "model.layers.%u.self_attn.indexer.k_cache", l);
+    snprintf(name[2 * l], sizeof name[0], "model.layers.%u.self_attn.attn", shape->first + l);
+    snprintf(name[2 * l + 1], sizeof name[0], "model.layers.%u.self_attn.indexer.k_cache",
+             shape->first + l);
     for (uint32_t k = 0; k < RIG_TENSORS; k++)
       if (has(shape, l, k))
         t[n++] = (struct rd2h_kv_tensor){.layer = name[2 * l + (k > 1)], .base = tensor_base(s, l, k), .row_bytes = block_bytes[k],
@@ -76,7 +77,7 @@ void rig_write(const struct rig_side *s, uint32_t layer, uint32_t write) {
   for (uint32_t t = 0; t < RIG_TENSORS; t++)
     for (uint32_t b = 0; b < s->shape.blocks && has(&s->shape, layer, t); b++)
       for (uint32_t i = 0; i < block_bytes[t]; i++)
-        rig_block(s, layer, t, b)[i] = stamp(layer, t, b, write, i);
+        rig_block(s, layer, t, b)[i] = stamp(s->shape.first + layer, t, b, write, i);
 }
 
 bool rig_holds(const struct rig_side *s, uint32_t layer, uint32_t dst_block, uint32_t src_layer, uint32_t src_block, uint32_t write) {
@@ -123,6 +124,30 @@ rd2h_decode *rig_decode(const struct rig_side *s, const struct rd2h_decode_opts 
   o.engine = o.engine ? o.engine : "local";
   RIG_OK(rd2h_decode_create(&o, &d, &err), &err);
   return d;
+}
+
+static uint16_t try_ranks(rd2h_decode **d, const struct rig_side *side, uint32_t n) {
+  uint32_t made = 0;
+  uint16_t base = 0;
+  for (; made < n; made++) {
+    struct rd2h_error err = {0};
+    struct rd2h_decode_opts o = {.size = sizeof o, .layout = side[made].layout, .memory = &side[made].area, .n_memory = 1,
+                                 .tp_rank = made, .tp_size = n, .engine = "local", .port = (uint16_t)(made ? base + made : 0)};
+    if (rd2h_decode_create(&o, &d[made], &err))
+      break;
+    base = made ? base : rd2h_decode_port(d[0]);
+  }
+  for (uint32_t i = 0; i < made && made < n; i++)
+    rd2h_decode_destroy(d[i]);
+  return made == n ? base : 0;
+}
+
+uint16_t rig_decode_ranks(rd2h_decode **d, const struct rig_side *side, uint32_t n) {
+  uint16_t base = 0;
+  for (int tries = 0; tries < 50 && !base; tries++) /* a neighbour's port may be in use */
+    base = try_ranks(d, side, n);
+  RIG_CHECK(base);
+  return base;
 }
 
 /* ---- requests ---- */
