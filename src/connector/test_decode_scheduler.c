@@ -24,9 +24,10 @@ static const struct rd2h_decode_scheduler_opts opts = {.size = sizeof opts, .n_g
                                                        .kv_port = 20000, .tp_size = 1, .engine_id = "e"};
 static const struct rd2h_block_table blocks = {1, {(const uint32_t[]){3, 4}}, {2}};
 
-static void world_open(struct world *w, const struct action *script) {
+static void world_open(struct world *w) {
+  static const struct action hang = {ACT_HANG, NULL};
   *w = (struct world){.d = NULL};
-  server_start(&w->srv, script, 1);
+  server_start(&w->srv, &hang, 1);
   server_listen(&w->srv);
   snprintf(w->params, sizeof w->params, "{\"do_remote_prefill\":true,\"metaserver\":\"http://127.0.0.1:%u/v1/metaserver\"}", w->srv.port);
   assert_int_equal(rd2h_decode_scheduler_create(&opts, &w->d, NULL), RD2H_OK);
@@ -57,16 +58,19 @@ static void load(struct world *w, const char *id) {
   assert_int_equal(rd2h_decode_scheduler_waiting(w->d), 1);
 }
 
-static void await_answer(struct world *w) {
+/* Only now: an answer that comes before the first step is part of it. */
+static void answer(struct world *w, const char *text) {
+  assert_true(server_wait(&w->srv, &w->srv.hung, 1));
+  server_release(&w->srv, text);
   assert_int_equal(poll(&(struct pollfd){.fd = rd2h_decode_scheduler_fd(w->d), .events = POLLIN}, 1, 10000), 1);
 }
 
 static void test_delivered(void **state) {
   struct world w;
   (void)state;
-  world_open(&w, &(struct action){ACT_REPLY, OK_TEXT});
+  world_open(&w);
   load(&w, "cmpl-a-0-12345678");
-  await_answer(&w);
+  answer(&w, OK_TEXT);
   assert_int_equal(step(&w).n_end, 0);
   rd2h_decode_scheduler_received(w.d, "cmpl-a-0-12345678", false);
   rd2h_decode_scheduler_finish(w.d, "cmpl-a-0-12345678");
@@ -79,9 +83,9 @@ static void test_delivered(void **state) {
 static void test_refused(void **state) {
   struct world w;
   (void)state;
-  world_open(&w, &(struct action){ACT_REPLY, GONE_TEXT});
+  world_open(&w);
   load(&w, "a");
-  await_answer(&w);
+  answer(&w, GONE_TEXT);
   struct rd2h_decode_step_view v = step(&w);
   assert_int_equal(v.n_end, 1);
   assert_int_equal(v.end[0].status, RD2H_REFUSED);
@@ -95,7 +99,7 @@ static void test_refused(void **state) {
 static void test_abort_hangs_up(void **state) {
   struct world w;
   (void)state;
-  world_open(&w, &(struct action){ACT_HANG, NULL});
+  world_open(&w);
   load(&w, "a");
   assert_true(server_wait(&w.srv, &w.srv.hung, 1));
   rd2h_decode_scheduler_finish(w.d, "a");
@@ -110,7 +114,7 @@ static void test_bad_metaserver_is_reported(void **state) {
   struct world w;
   struct rd2h_error e;
   (void)state;
-  world_open(&w, &(struct action){ACT_HANG, NULL});
+  world_open(&w);
   assert_int_equal(rd2h_decode_scheduler_alloc(w.d, "a", "{\"do_remote_prefill\":true,\"metaserver\":\"ftp://h/\"}", 20, 20, &blocks,
                                                &e), RD2H_INVALID);
   assert_non_null(strstr(e.text, "metaserver \"ftp://h/\" cannot be used"));
@@ -124,7 +128,7 @@ static void test_bad_metaserver_is_reported(void **state) {
 static void test_destroy_hangs_up(void **state) {
   struct world w;
   (void)state;
-  world_open(&w, &(struct action){ACT_HANG, NULL});
+  world_open(&w);
   load(&w, "a");
   assert_true(server_wait(&w.srv, &w.srv.hung, 1));
   rd2h_decode_scheduler_destroy(w.d);
