@@ -340,6 +340,58 @@ static void steady_state_allocates_nothing(void **state) {
   close_pair(&x);
 }
 
+/* Whichever allocation fails on the way: both sides end the request, within their deadlines, and report it once. */
+static uint64_t run_short_of_memory(uint64_t n, uint32_t ms) {
+  struct pair x;
+  struct rig_request r;
+  struct rd2h_step_send send;
+  struct rd2h_step_ref gone = {.id = {"short", 5}};
+  struct rd2h_error err = {0};
+  struct rd2h_buf b = {0}, end = {0};
+  open_pair(&x, &(struct rig_shape){.layers = 2, .blocks = 16, .indexer_mask = 1},
+            &(struct rd2h_prefill_opts){.handshake_ms = ms, .hold_ms = ms},
+            &(struct rd2h_decode_opts){.queue_ms = ms, .progress_ms = ms, .park_ms = ms / 2, .probe_ms = 20});
+  rig_request(&r, "short", 3, 0, 0);
+  struct rd2h_grant g = {.id = r.id, .ext_id = r.ext, .main = r.dst, .n_main = 3, .main_need = 3, .indexer = r.dst, .n_indexer = 3,
+                         .indexer_need = 3, .attempt = "short"};
+  rig_send(&send, &r, rd2h_decode_port(x.d), 0, 3, true);
+  rd2h_step_encode_prefill(&b, &(struct rd2h_prefill_step_view){.n_send = 1, .send = &send});
+  rd2h_step_encode_prefill(&end, &(struct rd2h_prefill_step_view){.n_finished = 1, .finished = &gone});
+  uint64_t before = rd2h_alloc_count();
+  rd2h_alloc_fail_at(n);
+  bool installed = !rd2h_decode_install(x.d, &g, &err);
+  bool sent = !rd2h_prefill_step(x.p, b.p, b.len, &err);
+  for (uint32_t l = 0; l < 2 && sent; l++)
+    if (rd2h_prefill_layer(x.p, l, &err))
+      assert_int_equal(err.status, RD2H_NOMEM);
+  int outcome = installed ? rig_outcome(x.d, "short", NULL) : RD2H_NOMEM;
+  bool ended = !rd2h_prefill_step(x.p, end.p, end.len, &err);
+  int settled = ended ? rig_settled(x.p, "short") : RD2H_NOMEM;
+  rd2h_alloc_fail_at(0);
+  if (!ended) {
+    RIG_OK(rd2h_prefill_step(x.p, end.p, end.len, &err), &err);
+    rig_settled(x.p, "short");
+  }
+  uint64_t made = rd2h_alloc_count() - before;
+  if (ms == RIG_WAIT_MS) { /* nothing failed */
+    assert_int_equal(outcome, RD2H_OK);
+    assert_int_equal(settled, RD2H_OK);
+  }
+  for (uint32_t l = 0; l < 2; l++)
+    assert_int_equal(rd2h_prefill_wait_layer(x.p, l, RIG_WAIT_MS, &err), RD2H_OK);
+  rd2h_buf_free(&b);
+  rd2h_buf_free(&end);
+  close_pair(&x);
+  return made;
+}
+
+static void short_of_memory(void **state) {
+  (void)state;
+  uint64_t most = run_short_of_memory(UINT64_MAX / 2, RIG_WAIT_MS);
+  for (uint64_t n = 1; n <= most; n++)
+    run_short_of_memory(n, 80);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(one_layer),
@@ -354,6 +406,7 @@ int main(void) {
       cmocka_unit_test(not_installed_in_time),
       cmocka_unit_test(engine_is_full),
       cmocka_unit_test(steady_state_allocates_nothing),
+      cmocka_unit_test(short_of_memory),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
