@@ -20,7 +20,8 @@ static void cancel(void *ctx, const char *id) {
   rd2h_rendezvous_cancel(s->rendezvous, id);
 }
 
-int rd2h_decode_scheduler_create(const struct rd2h_decode_scheduler_opts *o, rd2h_decode_scheduler **out, struct rd2h_error *err) {
+int rd2h_decode_scheduler_create(const struct rd2h_decode_scheduler_opts *o, rd2h_decode_scheduler **out,
+                                 struct rd2h_error *err) {
   rd2h_decode_scheduler *s = rd2h_zalloc(sizeof *s);
   if (!s)
     return rd2h_nomem(err, "Decode's scheduler");

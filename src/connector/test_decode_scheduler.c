@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Decode's public scheduler object against a real HTTP server: a rendezvous goes out, and its answer reaches the workers' bytes. */
+/* Decode's public scheduler object against a real HTTP server: a rendezvous goes out, its answer reaches the workers' bytes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -20,8 +20,8 @@ struct world {
   struct rd2h_arena arena;
   char params[256];
 };
-static const struct rd2h_decode_scheduler_opts opts = {.size = sizeof opts, .n_groups = 1, .block_size = {16}, .host = "127.0.0.1",
-                                                       .kv_port = 20000, .tp_size = 1, .engine_id = "e"};
+static const struct rd2h_decode_scheduler_opts opts = {.size = sizeof opts, .n_groups = 1, .block_size = {16},
+                                                       .host = "127.0.0.1", .kv_port = 20000, .tp_size = 1, .engine_id = "e"};
 static const struct rd2h_block_table blocks = {1, {(const uint32_t[]){3, 4}}, {2}};
 
 static void world_open(struct world *w) {
@@ -29,7 +29,8 @@ static void world_open(struct world *w) {
   *w = (struct world){.d = NULL};
   server_start(&w->srv, &hang, 1);
   server_listen(&w->srv);
-  snprintf(w->params, sizeof w->params, "{\"do_remote_prefill\":true,\"metaserver\":\"http://127.0.0.1:%u/v1/metaserver\"}", w->srv.port);
+  snprintf(w->params, sizeof w->params, "{\"do_remote_prefill\":true,\"metaserver\":\"http://127.0.0.1:%u/v1/metaserver\"}",
+           w->srv.port);
   assert_int_equal(rd2h_decode_scheduler_create(&opts, &w->d, NULL), RD2H_OK);
 }
 
@@ -115,8 +116,8 @@ static void test_bad_metaserver_is_reported(void **state) {
   struct rd2h_error e;
   (void)state;
   world_open(&w);
-  assert_int_equal(rd2h_decode_scheduler_alloc(w.d, "a", "{\"do_remote_prefill\":true,\"metaserver\":\"ftp://h/\"}", 20, 20, &blocks,
-                                               &e), RD2H_INVALID);
+  assert_int_equal(rd2h_decode_scheduler_alloc(w.d, "a", "{\"do_remote_prefill\":true,\"metaserver\":\"ftp://h/\"}", 20, 20,
+                                               &blocks, &e), RD2H_INVALID);
   assert_non_null(strstr(e.text, "metaserver \"ftp://h/\" cannot be used"));
   struct rd2h_decode_step_view v = step(&w);
   assert_int_equal(v.n_install, 0);

@@ -143,8 +143,8 @@ static void answered(const struct rd2h_rendezvous *r, struct job *j) {
   j->status = RD2H_OK;
 }
 
-/* Only what cannot have reached the metaserver whole. libcurl itself repeats a request at once, on a new connection, when one kept
- * open from before turns out dead without a byte of answer. */
+/* Only what cannot have reached the metaserver whole. libcurl itself repeats a request at once, on a new connection, when one
+ * kept open from before turns out dead without a byte of answer. */
 static bool may_repeat(const struct job *j, CURLcode end) {
   if (end == CURLE_SEND_ERROR)
     return true;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef RD2H_RENDEZVOUS_INTERNAL_H
 #define RD2H_RENDEZVOUS_INTERNAL_H
-/* One lock guards the table of jobs, its lists and the map. libcurl is touched by the loop's thread alone, never under the lock. */
+/* One lock guards the table of jobs, its lists and the map. libcurl is touched by the loop's thread alone, never under the
+ * lock. */
 #include "rendezvous/rendezvous.h"
 #include <curl/curl.h>
 #include <pthread.h>

@@ -23,7 +23,8 @@ static int on_socket(CURL *easy, curl_socket_t fd, int what, void *arg, void *pe
   if (!epoll_ctl(r->epoll_fd, EPOLL_CTL_MOD, fd, &ev))
     return 0;
   if (errno != ENOENT || epoll_ctl(r->epoll_fd, EPOLL_CTL_ADD, fd, &ev))
-    RD2H_ERR("rendezvous: a connection cannot be watched (%s) and will time out; raise the limit of epoll watches", strerror(errno));
+    RD2H_ERR("rendezvous: a connection cannot be watched (%s) and will time out; raise the limit of epoll watches",
+             strerror(errno));
   return 0;
 }
 

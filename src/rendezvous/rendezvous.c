@@ -115,7 +115,8 @@ int rd2h_rendezvous_create(const struct rd2h_rendezvous_opts *opts, rd2h_rendezv
   if (!r->map)
     rc = rd2h_nomem(err, "the rendezvous client");
   else if (r->wake_fd < 0 || r->result_fd < 0)
-    rc = rd2h_fail(err, RD2H_LIMIT, "the rendezvous client needs two eventfds: %s; raise the limit of open files", strerror(errno));
+    rc = rd2h_fail(err, RD2H_LIMIT, "the rendezvous client needs two eventfds: %s; raise the limit of open files",
+                   strerror(errno));
   else
     rc = rd2h_rdv_loop_create(r, err);
   if (!rc && thread_start(r))
@@ -151,8 +152,8 @@ static int check_url(const char *url, struct rd2h_error *err) {
   if (rc == CURLUE_OUT_OF_MEMORY)
     return rd2h_nomem(err, "a metaserver's address");
   if (rc || !http || strlen(url) > MAX_URL)
-    return rd2h_fail(err, RD2H_INVALID, "metaserver \"%.200s\" cannot be used (%s); it must be http://host:port/path or https://…", url,
-                     rc ? curl_url_strerror(rc) : http ? "too long" : "another scheme");
+    return rd2h_fail(err, RD2H_INVALID, "metaserver \"%.200s\" cannot be used (%s); it must be http://host:port/path or "
+                                        "https://…", url, rc ? curl_url_strerror(rc) : http ? "too long" : "another scheme");
   return RD2H_OK;
 }
 
@@ -163,8 +164,8 @@ static int enter(struct rd2h_rendezvous *r, const struct job *from, struct rd2h_
   if (rd2h_map_get(r->map, from->id, n) != RD2H_INDEX_NONE)
     return rd2h_fail(err, RD2H_EXISTS, "request %.128s: its rendezvous is open already", from->id);
   if (rd2h_map_size(r->map) >= cap)
-    return rd2h_fail(err, RD2H_LIMIT, "request %.128s: %u rendezvous are open already, no more are queued; is the metaserver alive?",
-                     from->id, rd2h_map_size(r->map));
+    return rd2h_fail(err, RD2H_LIMIT, "request %.128s: %u rendezvous are open already, no more are queued; is the "
+                                      "metaserver alive?", from->id, rd2h_map_size(r->map));
   uint32_t i = rd2h_slab_take(&r->jobs);
   if (i == RD2H_INDEX_NONE)
     return rd2h_nomem(err, "a rendezvous");
@@ -180,14 +181,15 @@ static int enter(struct rd2h_rendezvous *r, const struct job *from, struct rd2h_
   return RD2H_OK;
 }
 
-int rd2h_rendezvous_post(rd2h_rendezvous *r, const char *id, const char *url, const char *body, size_t len, struct rd2h_error *err) {
+int rd2h_rendezvous_post(rd2h_rendezvous *r, const char *id, const char *url, const char *body, size_t len,
+                         struct rd2h_error *err) {
   int rc = check_url(url, err);
   if (rc)
     return rc;
   if (len > MAX_BODY)
     return rd2h_fail(err, RD2H_LIMIT, "request %.128s: a rendezvous of %zu bytes, at most %u are sent", id, len, MAX_BODY);
-  struct job j = {.owner = r, .place = JOB_READY, .id = rd2h_strdup(id), .url = rd2h_strdup(url), .body = rd2h_alloc(len), .len = len,
-                  .text = rd2h_zalloc(RDV_TEXT)};
+  struct job j = {.owner = r, .place = JOB_READY, .id = rd2h_strdup(id), .url = rd2h_strdup(url), .body = rd2h_alloc(len),
+                  .len = len, .text = rd2h_zalloc(RDV_TEXT)};
   if (!j.id || !j.url || !j.body || !j.text) {
     rc = rd2h_nomem(err, "a rendezvous");
   } else {

@@ -85,8 +85,8 @@ static const struct outcome_row outcome[] = {
   {"404", {ACT_REPLY, "HTTP/1.1 404 Not Found\r\nContent-Length: 10\r\n\r\nunknown id"}, RD2H_REFUSED, 404,
    "/v1/metaserver answered 404 to the rendezvous of req: unknown id"},
   {"502", {ACT_REPLY, "HTTP/1.1 502 Bad Gateway\r\nContent-Length: 7\r\n\r\nprefill"}, RD2H_REFUSED, 502, "answered 502"},
-  {"answer made one line", {ACT_REPLY, "HTTP/1.1 500 E\r\nContent-Length: 11\r\n\r\na\r\nb\tc\xff\xc3\xa9\x1b."}, RD2H_REFUSED, 500,
-   "req: a  b c?\xc3\xa9 ."},
+  {"answer made one line", {ACT_REPLY, "HTTP/1.1 500 E\r\nContent-Length: 11\r\n\r\na\r\nb\tc\xff\xc3\xa9\x1b."}, RD2H_REFUSED,
+   500, "req: a  b c?\xc3\xa9 ."},
   {"no redirect followed", {ACT_REPLY, "HTTP/1.1 302 Found\r\nLocation: /other\r\nContent-Length: 0\r\n\r\n"}, RD2H_REFUSED, 302,
    "answered 302 to the rendezvous of req; redirects are not followed"},
   {"200 cut in its body", {ACT_REPLY, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"}, RD2H_OK, 200, NULL},
@@ -339,8 +339,8 @@ static void test_queue_is_bounded(void **state) {
 
 static void test_bad_addresses(void **state) {
   static char long_url[5000];
-  const char *bad[] = {"", "metaserver", "ftp://h/x", "file:///etc/passwd", "http://", "http://h:99999/", "http://user:pw@h/", "h:80/x",
-                       long_url};
+  const char *bad[] = {"", "metaserver", "ftp://h/x", "file:///etc/passwd", "http://", "http://h:99999/", "http://user:pw@h/",
+                       "h:80/x", long_url};
   struct rd2h_error e;
   struct world w;
   (void)state;

@@ -4,8 +4,8 @@
 #define MAX_BLOCK_SIZE (1u << 20) /* tokens */
 #define MAX_IDS (1u << 24)        /* of one request and group, as on the wire */
 
-int rd2h_parts_init(struct rd2h_parts *p, uint32_t n_groups, const uint32_t *block_size, uint32_t main_group, uint32_t indexer_group,
-                    struct rd2h_error *err) {
+int rd2h_parts_init(struct rd2h_parts *p, uint32_t n_groups, const uint32_t *block_size, uint32_t main_group,
+                    uint32_t indexer_group, struct rd2h_error *err) {
   if (!n_groups || n_groups > RD2H_MAX_GROUPS)
     return rd2h_fail(err, RD2H_INVALID, "%u KV cache groups, must be 1 to %u", n_groups, RD2H_MAX_GROUPS);
   if (main_group >= n_groups || indexer_group >= n_groups)
@@ -36,8 +36,8 @@ static int check(const struct rd2h_parts *p, const struct rd2h_block_table *t, c
   for (uint32_t part = 0; part < RD2H_PARTS; part++) {
     uint32_t g = p->group[part];
     if (t->count[g] > MAX_IDS)
-      return rd2h_fail(err, RD2H_LIMIT, "request %s: %u blocks in group %u, at most %u can be transferred", request, t->count[g], g,
-                       MAX_IDS);
+      return rd2h_fail(err, RD2H_LIMIT, "request %s: %u blocks in group %u, at most %u can be transferred", request,
+                       t->count[g], g, MAX_IDS);
     for (uint32_t i = 0; i < t->count[g]; i++)
       if (t->ids[g][i] > INT32_MAX)
         return rd2h_fail(err, RD2H_RANGE, "request %s: entry %u of group %u is block %u, ids end at %d", request, i, g,
@@ -66,8 +66,8 @@ int rd2h_blocks_put(const struct rd2h_parts *p, const struct rd2h_block_table *t
   for (uint32_t part = 0; part < RD2H_PARTS; part++) {
     uint32_t n = (replace ? 0 : list[part].n) + t->count[p->group[part]];
     if (n > MAX_IDS)
-      return rd2h_fail(err, RD2H_LIMIT, "request %s: %u %s blocks, at most %u can be transferred", request, n, rd2h_part_name[part],
-                       MAX_IDS);
+      return rd2h_fail(err, RD2H_LIMIT, "request %s: %u %s blocks, at most %u can be transferred", request, n,
+                       rd2h_part_name[part], MAX_IDS);
     if (room(&list[part], n))
       return rd2h_nomem(err, "a request's block table");
   }

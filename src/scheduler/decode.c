@@ -58,7 +58,8 @@ static int check_opts(const struct rd2h_decode_scheduler_opts *o, struct rd2h_er
   if (o->size < sizeof *o)
     return rd2h_fail(err, RD2H_INVALID, "rd2h_decode_scheduler_opts: size is %u, this library needs %zu", o->size, sizeof *o);
   if (!o->host || !*o->host || strlen(o->host) > RD2H_STEP_MAX_HOST)
-    return rd2h_fail(err, RD2H_INVALID, "Decode must advertise a host of 1 to %u bytes that Prefill reaches it by", RD2H_STEP_MAX_HOST);
+    return rd2h_fail(err, RD2H_INVALID, "Decode must advertise a host of 1 to %u bytes that Prefill reaches it by",
+                     RD2H_STEP_MAX_HOST);
   if (!o->engine_id || strlen(o->engine_id) > RD2H_STEP_MAX_ENGINE / 2)
     return rd2h_fail(err, RD2H_INVALID, "Decode needs an engine id of at most %u bytes", RD2H_STEP_MAX_ENGINE / 2);
   return RD2H_OK;
@@ -196,7 +197,8 @@ int rd2h_decode_half_matched(rd2h_decode_half *d, const char *id, const char *pa
   if (rc)
     return rc;
   if (prompt_tokens > MAX_TOKENS)
-    return rd2h_fail(err, RD2H_INVALID, "request %s: %" PRIu64 " prompt tokens, must be at most %" PRIu64, id, prompt_tokens, MAX_TOKENS);
+    return rd2h_fail(err, RD2H_INVALID, "request %s: %" PRIu64 " prompt tokens, must be at most %" PRIu64, id, prompt_tokens,
+                     MAX_TOKENS);
   *tokens = prompt_tokens - computed;
   return RD2H_OK;
 }
@@ -205,7 +207,8 @@ int rd2h_decode_half_matched(rd2h_decode_half *d, const char *id, const char *pa
 static int take_blocks(struct rd2h_decode_half *d, struct request *r, uint64_t prompt, uint64_t external,
                        const struct rd2h_block_table *blocks, struct rd2h_error *err) {
   if (external > prompt || prompt > MAX_TOKENS)
-    return rd2h_fail(err, RD2H_INVALID, "request %s: %" PRIu64 " tokens to pull of a prompt of %" PRIu64, r->id, external, prompt);
+    return rd2h_fail(err, RD2H_INVALID, "request %s: %" PRIu64 " tokens to pull of a prompt of %" PRIu64, r->id, external,
+                     prompt);
   int rc = rd2h_blocks_put(&d->parts, blocks, true, r->list, r->id, err);
   if (rc)
     return rc;
@@ -215,8 +218,8 @@ static int take_blocks(struct rd2h_decode_half *d, struct request *r, uint64_t p
     r->need[part] = (uint32_t)((prompt + size - 1) / size);
     r->floor[part] = (uint32_t)(r->cached / size);
     if (r->list[part].n < r->need[part])
-      return rd2h_fail(err, RD2H_RANGE, "request %s: %" PRIu64 " prompt tokens need %u %s blocks, %u are allocated in group %u", r->id,
-                       prompt, r->need[part], rd2h_part_name[part], r->list[part].n, d->parts.group[part]);
+      return rd2h_fail(err, RD2H_RANGE, "request %s: %" PRIu64 " prompt tokens need %u %s blocks, %u are allocated in group %u",
+                       r->id, prompt, r->need[part], rd2h_part_name[part], r->list[part].n, d->parts.group[part]);
   }
   return RD2H_OK;
 }
@@ -225,8 +228,9 @@ static int take_blocks(struct rd2h_decode_half *d, struct request *r, uint64_t p
 static int take_ext(struct rd2h_decode_half *d, struct request *r, uint32_t index, struct rd2h_error *err) {
   uint32_t other = rd2h_map_get(d->ext, r->id, r->ext_len);
   if (other != RD2H_INDEX_NONE)
-    return rd2h_fail(err, RD2H_EXISTS, "request %.128s: external id %.*s is in use by request %.128s, which still waits for its KV; "
-                     "request ids must be unique", r->id, (int)(r->ext_len < 128 ? r->ext_len : 128), r->id, at(d, other)->id);
+    return rd2h_fail(err, RD2H_EXISTS, "request %.128s: external id %.*s is in use by request %.128s, which still waits for "
+                                       "its KV; request ids must be unique",
+                     r->id, (int)(r->ext_len < 128 ? r->ext_len : 128), r->id, at(d, other)->id);
   if (rd2h_map_put(d->ext, r->id, r->ext_len, index))
     return rd2h_nomem(err, "an external id");
   r->owns_ext = true;
@@ -240,8 +244,8 @@ static int rendezvous(struct rd2h_decode_half *d, struct request *r, const struc
   if (p->is_virtual)
     return RD2H_OK;
   if (!p->metaserver)
-    return rd2h_fail(err, RD2H_INVALID, "request %s: kv_transfer_params: \"metaserver\" is missing; do_remote_prefill needs the proxy's "
-                     "rendezvous address", r->id);
+    return rd2h_fail(err, RD2H_INVALID, "request %s: kv_transfer_params: \"metaserver\" is missing; do_remote_prefill needs the "
+                                        "proxy's rendezvous address", r->id);
   rd2h_buf_reset(&d->body);
   int rc = rd2h_rendezvous_body_write(&body, &d->body, err);
   if (!rc)
@@ -279,8 +283,8 @@ static int first(struct rd2h_decode_half *d, const char *id, const char *params,
   return rc;
 }
 
-/* A request that waits already gets blocks again. Workers cannot be given other ones while reads may run, nor can the rendezvous be
- * told of another number of cached tokens. */
+/* A request that waits already gets blocks again. Workers cannot be given other ones while reads may run, nor can the
+ * rendezvous be told of another number of cached tokens. */
 static int again(struct rd2h_decode_half *d, uint32_t index, uint64_t prompt, uint64_t external,
                  const struct rd2h_block_table *blocks, struct rd2h_error *err) {
   struct request *r = at(d, index);
@@ -289,7 +293,8 @@ static int again(struct rd2h_decode_half *d, uint32_t index, uint64_t prompt, ui
   if (r->ended || rd2h_blocks_equal(&d->parts, blocks, r->list))
     return 1;
   if (r->installed || r->cached != prompt - external)
-    return rd2h_fail(err, RD2H_STATE, "request %s: other blocks were allocated while its KV is being pulled into the first ones", r->id);
+    return rd2h_fail(err, RD2H_STATE, "request %s: other blocks were allocated while its KV is being pulled into the first ones",
+                     r->id);
   int rc = take_blocks(d, r, prompt, external, blocks, err);
   return rc ? rc : 1;
 }

@@ -145,7 +145,8 @@ static int read_endpoint(const json_t *o, const char **host, struct rd2h_send_pa
   return p->d_tp ? rd2h_plan_port(p->base_port, p->d_tp - 1, p->d_tp, &last, err) : RD2H_OK;
 }
 
-static int own_strings(struct rd2h_send_params *p, const char *host, const char *engine, const char *inc, struct rd2h_error *err) {
+static int own_strings(struct rd2h_send_params *p, const char *host, const char *engine, const char *inc,
+                       struct rd2h_error *err) {
   size_t room = strlen(engine) + strlen(inc) + 2;
   p->host = rd2h_strdup(host);
   p->engine_id = rd2h_alloc(room);

@@ -64,7 +64,8 @@ int rd2h_prefill_scheduler_create(const struct rd2h_prefill_scheduler_opts *opts
                                   struct rd2h_error *err) {
   struct rd2h_parts parts;
   if (opts->size < sizeof *opts)
-    return rd2h_fail(err, RD2H_INVALID, "rd2h_prefill_scheduler_opts: size is %u, this library needs %zu", opts->size, sizeof *opts);
+    return rd2h_fail(err, RD2H_INVALID, "rd2h_prefill_scheduler_opts: size is %u, this library needs %zu", opts->size,
+                     sizeof *opts);
   int rc = rd2h_parts_init(&parts, opts->n_groups, opts->block_size, opts->main_group, opts->indexer_group, err);
   if (rc)
     return rc;
@@ -154,7 +155,8 @@ static void drop_chunk(struct rd2h_prefill_scheduler *s, struct request *r, uint
 static int realloc_blocks(struct rd2h_prefill_scheduler *s, struct request *r, uint32_t index, uint64_t num_tokens,
                           const struct rd2h_block_table *blocks, struct rd2h_error *err) {
   if (r->finished)
-    return rd2h_fail(err, RD2H_EXISTS, "request %s has ended and its blocks are still held: its id cannot be used again yet", r->id);
+    return rd2h_fail(err, RD2H_EXISTS, "request %s has ended and its blocks are still held: its id cannot be used again yet",
+                     r->id);
   int rc = rd2h_blocks_put(&s->parts, blocks, true, r->list, r->id, err);
   if (rc)
     return rc;
@@ -210,8 +212,9 @@ static int chunk_part(const struct rd2h_prefill_scheduler *s, const struct reque
   uint64_t start = (known > r->to.cached_tokens ? known : r->to.cached_tokens) / size;
   uint64_t end = (computed + (c->last ? size - 1 : 0)) / size;
   if (end > start && end > r->list[part].n)
-    return rd2h_fail(err, RD2H_RANGE, "request %s: %" PRIu64 " computed tokens need %s blocks up to %" PRIu64 ", its table has %u in "
-                     "group %u", r->id, computed, rd2h_part_name[part], end, r->list[part].n, s->parts.group[part]);
+    return rd2h_fail(err, RD2H_RANGE,
+                     "request %s: %" PRIu64 " computed tokens need %s blocks up to %" PRIu64 ", its table has %u in group %u",
+                     r->id, computed, rd2h_part_name[part], end, r->list[part].n, s->parts.group[part]);
   c->start[part] = (uint32_t)start;
   c->count[part] = end > start ? (uint32_t)(end - start) : 0;
   return RD2H_OK;
@@ -233,8 +236,8 @@ static int chunk_make(const struct rd2h_prefill_scheduler *s, const struct reque
   return RD2H_OK;
 }
 
-int rd2h_prefill_scheduler_step_add(rd2h_prefill_scheduler *s, const char *id, uint64_t computed, uint64_t scheduled, uint64_t spec,
-                                    const struct rd2h_block_table *more, bool resumed, struct rd2h_error *err) {
+int rd2h_prefill_scheduler_step_add(rd2h_prefill_scheduler *s, const char *id, uint64_t computed, uint64_t scheduled,
+                                    uint64_t spec, const struct rd2h_block_table *more, bool resumed, struct rd2h_error *err) {
   uint32_t index;
   struct request *r = find(s, id, &index);
   struct chunk c;
@@ -246,8 +249,9 @@ int rd2h_prefill_scheduler_step_add(rd2h_prefill_scheduler *s, const char *id, u
   if (rc)
     goto broken;
   if (computed > MAX_TOKENS || scheduled > MAX_TOKENS || spec > scheduled) {
-    rc = rd2h_fail(err, RD2H_INVALID, "request %s: %" PRIu64 " computed, %" PRIu64 " scheduled, %" PRIu64 " speculative tokens do not "
-                   "go together", id, computed, scheduled, spec);
+    rc = rd2h_fail(err, RD2H_INVALID,
+                   "request %s: %" PRIu64 " computed, %" PRIu64 " scheduled, %" PRIu64 " speculative tokens do not go together",
+                   id, computed, scheduled, spec);
     goto broken;
   }
   rc = chunk_make(s, r, computed + scheduled - spec, &c, err);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef RD2H_QUEUE_H
 #define RD2H_QUEUE_H
-/* Record indices that wait for the end of the step. Room is made when a record is, so that pushing cannot fail: the owner pushes a
- * record at most once. */
+/* Record indices that wait for the end of the step. Room is made when a record is, so that pushing cannot fail: the owner
+ * pushes a record at most once. */
 #include "base/base.h"
 
 struct rd2h_queue {

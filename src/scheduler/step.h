@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef RD2H_STEP_H
 #define RD2H_STEP_H
-/* What a scheduler half tells the workers of its engine for one step, as bytes (msgpack, revision in front). Pure. Both halves are
- * of one version of the library: another revision is refused by name, never guessed at. Views point into bytes and arena. */
+/* What a scheduler half tells the workers of its engine for one step, as bytes (msgpack, revision in front). Pure. Both halves
+ * are of one version of the library: another revision is refused by name, never guessed at. Views point into bytes and arena. */
 #include "base/base.h"
 
 #define RD2H_STEP_REVISION 1u
@@ -16,8 +16,8 @@ struct rd2h_step_send {
   struct rd2h_str id, ext_id;
   struct rd2h_str host;      /* Decode's control address */
   uint32_t base_port, d_tp;  /* rank r listens at base_port + r; d_tp 0: Decode has not said, as many ranks as Prefill has */
-  struct rd2h_str engine_id; /* Decode's, with "/<incarnation>" where the rendezvous names it: another one at the same address is a
-                                new incarnation */
+  struct rd2h_str engine_id; /* Decode's, with "/<incarnation>" where the rendezvous names it: another one at the same
+                                address is a new incarnation */
   bool has_attempt;          /* the rendezvous came from a Decode that knows the extension */
   bool has_dspark;           /* it carried dspark_context_generation: never send poison batches */
   uint8_t attempt[RD2H_ATTEMPT_LEN];
@@ -58,8 +58,9 @@ struct rd2h_decode_step_view {
 
 void rd2h_step_encode_prefill(struct rd2h_buf *, const struct rd2h_prefill_step_view *);
 void rd2h_step_encode_decode(struct rd2h_buf *, const struct rd2h_decode_step_view *);
-/* The arena is reserved by the decoder as needed. OK, MALFORMED, UNSUPPORTED (other revision), NOMEM. An empty payload is an empty
- * step. */
-int rd2h_step_decode_prefill(const uint8_t *p, size_t n, struct rd2h_arena *, struct rd2h_prefill_step_view *, struct rd2h_error *);
+/* The arena is reserved by the decoder as needed. OK, MALFORMED, UNSUPPORTED (other revision), NOMEM. An empty payload is an
+ * empty step. */
+int rd2h_step_decode_prefill(const uint8_t *p, size_t n, struct rd2h_arena *, struct rd2h_prefill_step_view *,
+                             struct rd2h_error *);
 int rd2h_step_decode_decode(const uint8_t *p, size_t n, struct rd2h_arena *, struct rd2h_decode_step_view *, struct rd2h_error *);
 #endif

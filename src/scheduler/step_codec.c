@@ -152,11 +152,12 @@ static void get_fields(struct reader *r, uint32_t want) {
 }
 
 /* Reads the head and checks that the rest of the payload can hold what it promises. least[i]: fewest bytes of a record. */
-static int get_head(struct reader *r, uint32_t kind, uint32_t *count, const uint32_t *least, uint32_t sorts, struct rd2h_error *err) {
+static int get_head(struct reader *r, uint32_t kind, uint32_t *count, const uint32_t *least, uint32_t sorts,
+                    struct rd2h_error *err) {
   uint32_t fields = get_array(r), revision = get_uint(r, UINT32_MAX);
   if (!r->bad && revision != RD2H_STEP_REVISION)
-    return rd2h_fail(err, RD2H_UNSUPPORTED, "%s step: revision %u, this library reads %u; run one version of it in the scheduler and "
-                     "in every worker", kind_name[kind], revision, RD2H_STEP_REVISION);
+    return rd2h_fail(err, RD2H_UNSUPPORTED, "%s step: revision %u, this library reads %u; run one version of it in the "
+                                            "scheduler and in every worker", kind_name[kind], revision, RD2H_STEP_REVISION);
   uint32_t got = get_uint(r, KIND_DECODE);
   if (!r->bad && got != kind)
     return rd2h_fail(err, RD2H_MALFORMED, "%s step: these are the bytes of a %s step; check which half made them",

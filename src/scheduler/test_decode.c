@@ -33,9 +33,9 @@ static void on_cancel(void *ctx, const char *id) {
   snprintf(h->canceled, sizeof h->canceled, "%s", id);
 }
 
-static const struct rd2h_decode_scheduler_opts opts = {.size = sizeof opts, .n_groups = 2, .block_size = {16, 64}, .indexer_group = 1,
-                                                       .host = "10.1.1.1", .kv_port = 20000, .dp_rank = 1, .tp_size = 2,
-                                                       .engine_id = "e"};
+static const struct rd2h_decode_scheduler_opts opts = {.size = sizeof opts, .n_groups = 2, .block_size = {16, 64},
+                                                       .indexer_group = 1, .host = "10.1.1.1", .kv_port = 20000,
+                                                       .dp_rank = 1, .tp_size = 2, .engine_id = "e"};
 
 static void half_open(struct half *h) {
   memset(h, 0, sizeof *h);
@@ -444,9 +444,10 @@ int main(void) {
     cmocka_unit_test(test_matched), cmocka_unit_test(test_pulled_once), cmocka_unit_test(test_failed_load_is_computed_here),
     cmocka_unit_test(test_success_does_not_hang_up), cmocka_unit_test(test_rendezvous_failed),
     cmocka_unit_test(test_rendezvous_failed_before_the_step), cmocka_unit_test(test_abort_while_waiting),
-    cmocka_unit_test(test_finish_crosses_the_report), cmocka_unit_test(test_external_id_in_use), cmocka_unit_test(test_alloc_again),
-    cmocka_unit_test(test_refused_is_reported), cmocka_unit_test(test_ghosts_and_strangers),
-    cmocka_unit_test(test_virtual_posts_nothing), cmocka_unit_test(test_bad_options), cmocka_unit_test(test_failing_memory),
+    cmocka_unit_test(test_finish_crosses_the_report), cmocka_unit_test(test_external_id_in_use),
+    cmocka_unit_test(test_alloc_again), cmocka_unit_test(test_refused_is_reported),
+    cmocka_unit_test(test_ghosts_and_strangers), cmocka_unit_test(test_virtual_posts_nothing),
+    cmocka_unit_test(test_bad_options), cmocka_unit_test(test_failing_memory),
   };
   return cmocka_run_group_tests_name("Decode's scheduler half", tests, NULL, NULL);
 }

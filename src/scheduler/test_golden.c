@@ -234,7 +234,8 @@ static void check_body(const char *got, const char *recorded) {
   unsigned char attempt[33], inc[33];
   int end = 0;
   assert_memory_equal(got, recorded, n);
-  assert_int_equal(sscanf(got + n, ",\"rd2h\":{\"v\":1,\"attempt\":\"%32[0-9a-f]\",\"inc\":\"%32[0-9a-f]\"}}%n", attempt, inc, &end), 2);
+  assert_int_equal(sscanf(got + n, ",\"rd2h\":{\"v\":1,\"attempt\":\"%32[0-9a-f]\",\"inc\":\"%32[0-9a-f]\"}}%n", attempt, inc,
+                          &end), 2);
   assert_int_equal(got[n + (size_t)end], 0);
   assert_int_equal(strlen((char *)attempt), 32);
   assert_int_equal(strlen((char *)inc), 32);
@@ -290,7 +291,8 @@ static void rendezvous_case(void **state) {
   const struct rd2h_post post = {&m, record_post, no_cancel};
   struct rd2h_decode_scheduler_opts o = {.size = sizeof o, .n_groups = 2, .block_size = {128, 512}, .indexer_group = 1,
                                          .host = str_field(c, "host"), .kv_port = (uint32_t)int_field(c, "kv_port"),
-                                         .dp_rank = (uint32_t)int_field(c, "dp_rank"), .tp_size = (uint32_t)int_field(c, "tp_size"),
+                                         .dp_rank = (uint32_t)int_field(c, "dp_rank"),
+                                         .tp_size = (uint32_t)int_field(c, "tp_size"),
                                          .engine_id = "engine-7"};
   rd2h_decode_half *d;
   uint64_t matched;
@@ -300,8 +302,8 @@ static void rendezvous_case(void **state) {
   char *params = json_dumps(p, 0);
   json_decref(p);
   assert_int_equal(rd2h_decode_half_create(&o, &post, &d, NULL), RD2H_OK);
-  assert_int_equal(rd2h_decode_half_matched(d, str_field(c, "id"), params, int_field(c, "prompt"), int_field(c, "computed"), &matched,
-                                            NULL), RD2H_OK);
+  assert_int_equal(rd2h_decode_half_matched(d, str_field(c, "id"), params, int_field(c, "prompt"), int_field(c, "computed"),
+                                            &matched, NULL), RD2H_OK);
   assert_int_equal(matched, int_field(c, "matched"));
   check_alloc(d, c, params, matched, &m);
   free(params);

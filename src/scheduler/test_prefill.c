@@ -67,7 +67,8 @@ static void test_what_a_send_carries(void **state) {
   (void)state;
   half_open(&h);
   assert_int_equal(rd2h_prefill_scheduler_alloc(h.s, ID, "{" ENDPOINT ",\"remote_engine_id\":\"e7\",\"remote_cached_tokens\":32,"
-                                                "\"dspark_context_generation\":0,\"rd2h\":{\"v\":1,\"attempt\":\"" HEX_A "\",\"inc\":\""
+                                                "\"dspark_context_generation\":0,\"rd2h\":{\"v\":1,"
+                                                "\"attempt\":\"" HEX_A "\",\"inc\":\""
                                                 HEX_B "\",\"later\":1}}", 70, TABLE(IDS(1, 2, 3, 4, 5), IDS(7, 8, 9)), NULL), 1);
   step(&h, ID, 0, 70, NULL);
   assert_int_equal(h.v.n_send, 1);
@@ -91,7 +92,8 @@ static void test_plain_rendezvous(void **state) {
   struct half h;
   (void)state;
   half_open(&h);
-  assert_int_equal(rd2h_prefill_scheduler_alloc(h.s, "a", "{\"do_remote_decode\":true,\"remote_host\":\"h\",\"remote_port\":65535}", 16,
+  assert_int_equal(rd2h_prefill_scheduler_alloc(h.s, "a",
+                                                "{\"do_remote_decode\":true,\"remote_host\":\"h\",\"remote_port\":65535}", 16,
                                                 TABLE(IDS(1), IDS(2)), NULL), 1);
   step(&h, "a", 0, 16, NULL);
   assert_false(h.v.send->has_attempt || h.v.send->has_dspark);
@@ -332,17 +334,21 @@ static const struct refusal refused[] = {
   {"{\"do_remote_decode\":1}", RD2H_INVALID, "\"do_remote_decode\" must be true or false and is an integer"},
   {"{\"do_remote_decode\":true}", RD2H_INVALID, "\"remote_host\" is missing"},
   {"{\"do_remote_decode\":true,\"remote_host\":\"h\"}", RD2H_INVALID, "\"remote_port\" is missing"},
-  {"{\"do_remote_decode\":true,\"remote_host\":7,\"remote_port\":1}", RD2H_INVALID, "\"remote_host\" must be a string and is an integer"},
+  {"{\"do_remote_decode\":true,\"remote_host\":7,\"remote_port\":1}", RD2H_INVALID,
+   "\"remote_host\" must be a string and is an integer"},
   {"{\"do_remote_decode\":true,\"remote_host\":\"\",\"remote_port\":1}", RD2H_RANGE, "\"remote_host\" has 0 bytes"},
   {"{\"do_remote_decode\":true,\"remote_host\":\"h\",\"remote_port\":0}", RD2H_RANGE, "\"remote_port\" is 0, must be 1 to 65535"},
   {"{\"do_remote_decode\":true,\"remote_host\":\"h\",\"remote_port\":65536}", RD2H_RANGE, "\"remote_port\" is 65536"},
   {"{\"do_remote_decode\":true,\"remote_host\":\"h\",\"remote_port\":-1}", RD2H_RANGE, "\"remote_port\" is -1"},
-  {"{\"do_remote_decode\":true,\"remote_host\":\"h\",\"remote_port\":\"80\"}", RD2H_INVALID, "must be an integer and is a string"},
-  {"{\"do_remote_decode\":true,\"remote_host\":\"h\",\"remote_port\":80.5}", RD2H_INVALID, "must be an integer and is a fraction"},
+  {"{\"do_remote_decode\":true,\"remote_host\":\"h\",\"remote_port\":\"80\"}", RD2H_INVALID,
+   "must be an integer and is a string"},
+  {"{\"do_remote_decode\":true,\"remote_host\":\"h\",\"remote_port\":80.5}", RD2H_INVALID,
+   "must be an integer and is a fraction"},
   {"{\"do_remote_decode\":true,\"remote_host\":\"h\",\"remote_port\":65535,\"remote_tp_size\":2}", RD2H_RANGE, "65535"},
   {"{" ENDPOINT ",\"remote_cached_tokens\":-5}", RD2H_RANGE, "\"remote_cached_tokens\" is -5"},
   {"{" ENDPOINT ",\"remote_engine_id\":[]}", RD2H_INVALID, "\"remote_engine_id\" must be a string and is an array"},
-  {"{" ENDPOINT ",\"batch_kv_transfer_params\":true}", RD2H_INVALID, "\"batch_kv_transfer_params\" must be an object and is true"},
+  {"{" ENDPOINT ",\"batch_kv_transfer_params\":true}", RD2H_INVALID,
+   "\"batch_kv_transfer_params\" must be an object and is true"},
   {"{" ENDPOINT ",\"rd2h\":\"1\"}", RD2H_INVALID, "\"rd2h\" must be an object and is a string"},
   {"{" ENDPOINT ",\"rd2h\":{\"attempt\":\"" HEX_A "\"}}", RD2H_INVALID, "\"inc\" is missing"},
   {"{" ENDPOINT ",\"rd2h\":{\"attempt\":\"00\",\"inc\":\"" HEX_A "\"}}", RD2H_RANGE, "\"attempt\" has 2 bytes, must have 32"},
@@ -420,7 +426,9 @@ static bool run_with_failure(uint64_t n) {
   }
   int first = rd2h_prefill_scheduler_alloc(h.s, id, PARAMS, 64, TABLE(IDS(1), IDS(1)), NULL);
   rd2h_prefill_scheduler_step_begin(h.s);
-  int added = first == 1 ? rd2h_prefill_scheduler_step_add(h.s, id, 0, 64, 0, TABLE(IDS(2, 3, 4), IDS(2)), false, NULL) : RD2H_NOMEM;
+  int added = RD2H_NOMEM;
+  if (first == 1)
+    added = rd2h_prefill_scheduler_step_add(h.s, id, 0, 64, 0, TABLE(IDS(2, 3, 4), IDS(2)), false, NULL);
   int ended = added ? RD2H_NOMEM : rd2h_prefill_scheduler_step_end(h.s, &b, NULL);
   rd2h_alloc_fail_at(0);
   bool failed = first != 1 || added || ended;

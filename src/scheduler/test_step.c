@@ -15,7 +15,8 @@ static const struct rd2h_prefill_step_view prefill_view = {2, 2, 1, sends, finis
 
 static struct rd2h_step_install installs[] = {
   {.id = STR("i-12345678"), .ext_id = STR("i"), .attempt = {7, 7}, .main = (const uint32_t[]){5, 6}, .n_main = 2,
-   .indexer = (const uint32_t[]){1, 2, 3}, .n_indexer = 3, .main_floor = 1, .indexer_floor = 2, .main_need = 2, .indexer_need = 3},
+   .indexer = (const uint32_t[]){1, 2, 3}, .n_indexer = 3, .main_floor = 1, .indexer_floor = 2, .main_need = 2,
+   .indexer_need = 3},
 };
 static struct rd2h_step_end ends[] = {{STR("e1"), true, RD2H_ABORTED, STR("over")}, {STR("e2"), false, RD2H_REFUSED, STR("404")}};
 static const struct rd2h_decode_step_view decode_view = {1, 2, installs, ends};
