@@ -61,5 +61,6 @@ for source in "$top"/examples/*.c; do
   ok "$name links the static library" compile "$name" "$name-static" "$libdir/librd2h.a" "${below[@]}" -pthread
   ok "$name prints the same when static" run_and_compare "$name" "$name-static"
 done
+ok "rd2h --version answers from the installed copy" env LD_LIBRARY_PATH="$libdir" "$stage/usr/local/bin/rd2h" --version
 printf '1..%d\n' "$number"
 exit $((failed > 0))

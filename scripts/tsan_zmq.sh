@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 top=$PWD
 work=$top/build-tsan-zmq
 version=$(dpkg-query -W -f '${source:Version}' libzmq3-dev)
-key="$version $(sha256sum <scripts/tsan_zmq.sh | cut -d' ' -f1)"
+key="$work $version $(sha256sum <scripts/tsan_zmq.sh | cut -d' ' -f1)"
 
 say() { printf 'tsan: %s\n' "$*" >&2; }
 
