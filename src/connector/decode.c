@@ -48,13 +48,14 @@ static int check_grant(const struct rd2h_grant *g, struct rd2h_error *err) {
   if (!g->id || !*g->id || !g->ext_id || !*g->ext_id)
     return rd2h_fail(err, RD2H_INVALID, "install: a request needs an id and an external id");
   if ((g->n_main && !g->main) || (g->n_indexer && !g->indexer))
-    return rd2h_fail(err, RD2H_INVALID, "install of %s: block lists of %u and %u entries at no address", g->id, g->n_main, g->n_indexer);
+    return rd2h_fail(err, RD2H_INVALID, "install of %s: block lists of %u and %u entries at no address", g->id, g->n_main,
+                     g->n_indexer);
   if (g->main_floor > g->n_main || g->main_need > g->n_main)
     return rd2h_fail(err, RD2H_INVALID, "install of %s: main floor %u and need %u do not fit %u blocks", g->id, g->main_floor,
                      g->main_need, g->n_main);
   if (g->indexer_floor > g->n_indexer || g->indexer_need > g->n_indexer)
-    return rd2h_fail(err, RD2H_INVALID, "install of %s: indexer floor %u and need %u do not fit %u blocks", g->id, g->indexer_floor,
-                     g->indexer_need, g->n_indexer);
+    return rd2h_fail(err, RD2H_INVALID, "install of %s: indexer floor %u and need %u do not fit %u blocks", g->id,
+                     g->indexer_floor, g->indexer_need, g->n_indexer);
   return RD2H_OK;
 }
 

@@ -26,8 +26,8 @@ static int apply(const char *role, const struct bound *b, size_t n, struct rd2h_
 /* A caller built with older headers hands in a shorter struct: what it does not know stays 0. */
 static int copy(const char *role, const void *in, uint32_t in_size, void *out, size_t size, struct rd2h_error *err) {
   if (in_size < sizeof(uint32_t) + sizeof(void *) || in_size > size)
-    return rd2h_fail(err, RD2H_INVALID, "%s: options of %u bytes, this library knows up to %zu: set .size, and use headers and library "
-                     "of one version", role, in_size, size);
+    return rd2h_fail(err, RD2H_INVALID, "%s: options of %u bytes, this library knows up to %zu: set .size, and use headers and "
+                     "library of one version", role, in_size, size);
   memset(out, 0, size);
   memcpy(out, in, in_size);
   return RD2H_OK;
@@ -45,8 +45,8 @@ static int check_memory(const char *role, const struct rd2h_memory *m, uint32_t 
     return rd2h_fail(err, RD2H_INVALID, "%s: %u storage areas are announced and none is given", role, n);
   for (uint32_t i = 0; i < n; i++)
     if (!m[i].base || !m[i].len || __builtin_add_overflow(m[i].base, m[i].len, &end))
-      return rd2h_fail(err, RD2H_INVALID, "%s: storage area %u (base 0x%llx, %llu bytes) is empty or passes the end of memory", role, i,
-                       (unsigned long long)m[i].base, (unsigned long long)m[i].len);
+      return rd2h_fail(err, RD2H_INVALID, "%s: storage area %u (base 0x%llx, %llu bytes) is empty or passes the end of memory",
+                       role, i, (unsigned long long)m[i].base, (unsigned long long)m[i].len);
   return RD2H_OK;
 }
 
@@ -90,8 +90,8 @@ int rd2h_decode_options(const struct rd2h_decode_opts *in, struct rd2h_decode_op
   o->bind_host = o->bind_host ? o->bind_host : "127.0.0.1";
   o->read_timeout_ms = o->read_timeout_ms ? o->read_timeout_ms : READ_TIMEOUT_MS;
   if (o->read_timeout_ms > HOUR_MS)
-    return rd2h_fail(err, RD2H_INVALID, "Decode: read_timeout_ms is %llu, at most %u are possible", (unsigned long long)o->read_timeout_ms,
-                     HOUR_MS);
+    return rd2h_fail(err, RD2H_INVALID, "Decode: read_timeout_ms is %llu, at most %u are possible",
+                     (unsigned long long)o->read_timeout_ms, HOUR_MS);
   return check_text(role, "bind_host", o->bind_host, err);
 }
 
@@ -115,8 +115,8 @@ int rd2h_prefill_options(const struct rd2h_prefill_opts *in, struct rd2h_prefill
   if (rc)
     return rc;
   if (o->on_read_failure != RD2H_ISOLATE && o->on_read_failure != RD2H_RAISE)
-    return rd2h_fail(err, RD2H_INVALID, "Prefill: on_read_failure is %d, choose isolate (%d) or raise (%d)", (int)o->on_read_failure,
-                     RD2H_ISOLATE, RD2H_RAISE);
+    return rd2h_fail(err, RD2H_INVALID, "Prefill: on_read_failure is %d, choose isolate (%d) or raise (%d)",
+                     (int)o->on_read_failure, RD2H_ISOLATE, RD2H_RAISE);
   o->host = o->host ? o->host : "127.0.0.1";
   return check_text(role, "host", o->host, err);
 }

@@ -29,13 +29,14 @@ static int choose(const rd2h_dw *w, const struct rd2h_wire_meta *meta, struct rd
     return RD2H_OK;
   }
   if (meta->ext.present && meta->ext.n_engines)
-    return rd2h_fail(err, RD2H_UNSUPPORTED, "Prefill %.*s offers the engine %.*s%s, Decode has %s: set the same transfer_backend on both "
-                     "sides", (int)meta->session.n, meta->session.p, (int)meta->ext.engine[0].name.n, meta->ext.engine[0].name.p,
-                     meta->ext.n_engines > 1 ? " and others" : "", name);
+    return rd2h_fail(err, RD2H_UNSUPPORTED, "Prefill %.*s offers the engine %.*s%s, Decode has %s: set the same "
+                     "transfer_backend on both sides", (int)meta->session.n, meta->session.p, (int)meta->ext.engine[0].name.n,
+                     meta->ext.engine[0].name.p, meta->ext.n_engines > 1 ? " and others" : "", name);
   if (w->o.legacy_session || !strcmp(name, "noop"))
     return RD2H_OK;
-  return rd2h_fail(err, RD2H_UNSUPPORTED, "Prefill %.*s published no connection data, which the engine %s needs: run rd2h on the Prefill "
-                   "side too, or use an engine that works by the session alone", (int)meta->session.n, meta->session.p, name);
+  return rd2h_fail(err, RD2H_UNSUPPORTED, "Prefill %.*s published no connection data, which the engine %s needs: run rd2h on "
+                   "the Prefill side too, or use an engine that works by the session alone", (int)meta->session.n,
+                   meta->session.p, name);
 }
 
 static void do_connect(rd2h_dw *w, const struct rd2h_da *a) {

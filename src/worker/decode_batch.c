@@ -165,8 +165,8 @@ void dw_plan(rd2h_dw *w, uint32_t handle) {
   b->handle = handle;
   b->peer = peer;
   b->queued = false;
-  b->b = (struct rd2h_batch){.id = handle, .n = n, .bytes = b->d.bytes, .local = b->d.local, .remote = b->d.remote, .len = b->d.len,
-                             .remote_region = b->d.region};
+  b->b = (struct rd2h_batch){.id = handle, .n = n, .bytes = b->d.bytes, .local = b->d.local, .remote = b->d.remote,
+                             .len = b->d.len, .remote_region = b->d.region};
   w->batch[handle] = b;
   rd2h_dm_planned(w->dm, handle, n, w->now);
   if (p->head || submit(w, p, b) == RD2H_AGAIN)

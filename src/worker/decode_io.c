@@ -39,8 +39,8 @@ static bool peer_room(rd2h_dw *w, uint32_t peer) {
   return w->peer[peer] != NULL;
 }
 
-/* The transport tells of a vanished peer only when something is sent to it: an empty frame, which every version drops. Done when the
- * table of peers is full, so that peers which left without open requests make room. */
+/* The transport tells of a vanished peer only when something is sent to it: an empty frame, which every version drops. Done
+ * when the table of peers is full, so that peers which left without open requests make room. */
 static void sweep(rd2h_dw *w) {
   if (w->now < w->next_sweep)
     return;

@@ -44,8 +44,9 @@ static void *control_main(void *arg) {
 static int bind_router(rd2h_dw *w, struct rd2h_error *err) {
   char address[300];
   bool v6 = strchr(w->o.bind_host, ':') != NULL;
-  const int options[][2] = {{ZMQ_ROUTER_MANDATORY, 1}, {ZMQ_SNDHWM, ANSWERS_MAX}, {ZMQ_RCVHWM, 0}, {ZMQ_LINGER, 0}, {ZMQ_IPV6, v6},
-                            {ZMQ_HEARTBEAT_IVL, HEARTBEAT_MS}, {ZMQ_HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS}, {ZMQ_BACKLOG, 1024}};
+  const int options[][2] = {{ZMQ_ROUTER_MANDATORY, 1}, {ZMQ_SNDHWM, ANSWERS_MAX}, {ZMQ_RCVHWM, 0}, {ZMQ_LINGER, 0},
+                            {ZMQ_IPV6, v6}, {ZMQ_HEARTBEAT_IVL, HEARTBEAT_MS}, {ZMQ_HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS},
+                            {ZMQ_BACKLOG, 1024}};
   int64_t most = (int64_t)w->o.max_message_mb << 20;
   size_t n = sizeof address;
   if (!(w->router = zmq_socket(w->ctx, ZMQ_ROUTER)))
@@ -54,8 +55,8 @@ static int bind_router(rd2h_dw *w, struct rd2h_error *err) {
     if (rd2h_zmq_set(w->router, options[i][0], options[i][1]))
       return rd2h_fail(err, RD2H_INTERNAL, "control socket, option %d: %s", options[i][0], zmq_strerror(errno));
   zmq_setsockopt(w->router, ZMQ_MAXMSGSIZE, &most, sizeof most);
-  snprintf(address, sizeof address, w->o.port ? "tcp://%s%s%s:%u" : "tcp://%s%s%s:*", v6 ? "[" : "", w->o.bind_host, v6 ? "]" : "",
-           w->o.port);
+  snprintf(address, sizeof address, w->o.port ? "tcp://%s%s%s:%u" : "tcp://%s%s%s:*", v6 ? "[" : "", w->o.bind_host,
+           v6 ? "]" : "", w->o.port);
   if (zmq_bind(w->router, address))
     return rd2h_fail(err, RD2H_IO, "Decode rank %u cannot listen at %s: %s; choose a free kv_port and a host of this machine",
                      w->o.tp_rank, address, zmq_strerror(errno));

@@ -27,11 +27,11 @@ static void slot_free(struct rd2h_msg *m) {
 
 static int within(const struct rd2h_msgpool *pool, size_t held, size_t peer_held, struct rd2h_error *err) {
   if (peer_held && held > pool->peer_max - (peer_held < pool->peer_max ? peer_held : pool->peer_max))
-    return rd2h_fail(err, RD2H_LIMIT, "Decode holds %lu MiB of unfinished messages of this peer, a message more would pass its limit of "
-                     "%lu MiB", MIB(peer_held), MIB(pool->peer_max));
+    return rd2h_fail(err, RD2H_LIMIT, "Decode holds %lu MiB of unfinished messages of this peer, a message more would pass its "
+                     "limit of %lu MiB", MIB(peer_held), MIB(pool->peer_max));
   if (pool->held && held > pool->held_max - (pool->held < pool->held_max ? pool->held : pool->held_max))
-    return rd2h_fail(err, RD2H_LIMIT, "Decode holds %lu MiB of unfinished messages of all peers, a message more would pass its limit of "
-                     "%lu MiB", MIB(pool->held), MIB(pool->held_max));
+    return rd2h_fail(err, RD2H_LIMIT, "Decode holds %lu MiB of unfinished messages of all peers, a message more would pass its "
+                     "limit of %lu MiB", MIB(pool->held), MIB(pool->held_max));
   return RD2H_OK;
 }
 

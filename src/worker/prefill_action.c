@@ -32,8 +32,8 @@ static void do_connect(rd2h_pw *w, const struct rd2h_pa *a) {
 
 static void do_close(rd2h_pw *w, const struct rd2h_pa *a) {
   if (a->status)
-    rd2h_logf(a->status == RD2H_CANCELED ? RD2H_LOG_INFO : RD2H_LOG_WARN, "prefill rank %u: connection to Decode at %s", w->o.tp_rank,
-              a->text);
+    rd2h_logf(a->status == RD2H_CANCELED ? RD2H_LOG_INFO : RD2H_LOG_WARN, "prefill rank %u: connection to Decode at %s",
+              w->o.tp_rank, a->text);
   pw_endpoint_close(w, a->endpoint);
 }
 
@@ -70,8 +70,8 @@ static void do_batch(rd2h_pw *w, const struct rd2h_pa *a) {
   pw_encode_list(w, b->step, g, b->variant, w->idx, n, &w->out);
   rd2h_wire_encode_ready_tail(&w->out, NULL, 0, g->member, g->ratio, at.has_seq, at.seq);
   if (e->unanswered && e->unanswered + w->out.len > (size_t)w->o.max_queue_bytes_mb << 20) {
-    rd2h_pm_disconnected(w->pm, at.endpoint, at.epoch, "it leaves more bytes of messages unanswered than max_queue_bytes_mb allows",
-                         w->now);
+    rd2h_pm_disconnected(w->pm, at.endpoint, at.epoch, "it leaves more bytes of messages unanswered than max_queue_bytes_mb "
+                         "allows", w->now);
     return;
   }
   b->epoch = at.epoch;
@@ -102,7 +102,8 @@ static void do_poison(rd2h_pw *w, const struct rd2h_pa *a) {
 }
 
 static void do_cancel(rd2h_pw *w, const struct rd2h_pa *a) {
-  struct rd2h_wire_cancel c = {.id = str_of(a->ext_id), .has_attempt = a->has_attempt, .status = a->status, .text = str_of(a->text)};
+  struct rd2h_wire_cancel c = {.id = str_of(a->ext_id), .has_attempt = a->has_attempt, .status = a->status,
+                               .text = str_of(a->text)};
   memcpy(c.attempt, a->attempt, sizeof c.attempt);
   rd2h_buf_reset(&w->out);
   rd2h_wire_encode_cancel(&w->out, &c);

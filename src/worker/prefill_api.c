@@ -190,7 +190,8 @@ int rd2h_pw_wait_layer(rd2h_pw *w, uint32_t layer, uint32_t timeout_ms, struct r
   struct layer_wait x = {w, &w->o.layout->layer[layer]};
   rc = rd2h_gate_wait(&w->gate, timeout_ms, layer_open, &x);
   if (rc)
-    rd2h_fail(err, rc, "layer %s: a reader has not answered within %u ms, its storage cannot be written to yet", x.layer->name, timeout_ms);
+    rd2h_fail(err, rc, "layer %s: a reader has not answered within %u ms, its storage cannot be written to yet", x.layer->name,
+              timeout_ms);
   else
     rc = raise_failure(w, layer, err);
   pthread_mutex_unlock(&w->gate.mu);
@@ -230,8 +231,8 @@ int rd2h_pw_wait_preempted(rd2h_pw *w, const void *meta, size_t len, uint32_t ti
   struct preempt_wait x = {w, &v, NULL};
   rc = rd2h_gate_wait(&w->gate, timeout_ms, preempted_idle, &x);
   if (rc)
-    rd2h_fail(err, rc, "request %.*s is to be preempted, but a reader has not answered within %u ms", (int)x.busy->id.n, x.busy->id.p,
-              timeout_ms);
+    rd2h_fail(err, rc, "request %.*s is to be preempted, but a reader has not answered within %u ms", (int)x.busy->id.n,
+              x.busy->id.p, timeout_ms);
   pthread_mutex_unlock(&w->gate.mu);
   return rc;
 }

@@ -75,7 +75,8 @@ int pw_endpoint_open(rd2h_pw *w, uint32_t endpoint, uint32_t epoch, struct rd2h_
   rc = rc ? rc : rd2h_epoll_add(w->epoll, rd2h_zmq_fd(e->socket), endpoint, err);
   rc = rc ? rc : rd2h_epoll_add(w->epoll, rd2h_zmq_fd(e->monitor), endpoint, err);
   if (!rc && zmq_connect(e->socket, target))
-    rc = rd2h_fail(err, RD2H_INVALID, "%s: %s; the host must be an address or a name of a Decode rank", target, zmq_strerror(errno));
+    rc = rd2h_fail(err, RD2H_INVALID, "%s: %s; the host must be an address or a name of a Decode rank", target,
+                   zmq_strerror(errno));
   pw_endpoint_mark(w, endpoint);
   return rc;
 }

@@ -104,7 +104,8 @@ static int place(const rd2h_pw *w, struct pw_step *s, uint32_t i, bool fill, str
   uint32_t first, count, member, ratio;
   uint16_t port;
   int rc = rd2h_plan_targets(w->o.tp_rank, w->o.tp_size, x->d_tp, &first, &count, err);
-  rc = rc ? rc : rd2h_plan_port(x->base_port, x->d_tp - 1, x->d_tp, &port, err); /* all ranks can be reached, or none is sent to */
+  /* Either all ranks have a port, or none of them is sent to. */
+  rc = rc ? rc : rd2h_plan_port(x->base_port, x->d_tp - 1, x->d_tp, &port, err);
   for (uint32_t r = first; !rc && r < first + count; r++) {
     rc = rd2h_plan_member(w->o.tp_rank, w->o.tp_size, r, x->d_tp, &member, &ratio, err);
     rc = rc ? rc : rd2h_plan_port(x->base_port, r, x->d_tp, &port, err);
@@ -195,8 +196,8 @@ static uint32_t bind_one(rd2h_pw *w, const struct rd2h_step_send *x, uint32_t en
   memcpy(r.attempt, x->attempt, sizeof r.attempt);
   uint32_t handle = rd2h_pm_bind(w->pm, &r, endpoint, w->now);
   if (handle == RD2H_INDEX_NONE && pw_unsent(w, x->id, RD2H_LIMIT))
-    RD2H_ERR("prefill rank %u: request %.*s is not sent to %s: another request with its external id is open there, or the limit of "
-             "requests is reached", w->o.tp_rank, (int)x->id.n, x->id.p, rd2h_pm_endpoint_address(w->pm, endpoint));
+    RD2H_ERR("prefill rank %u: request %.*s is not sent to %s: another request with its external id is open there, or the limit "
+             "of requests is reached", w->o.tp_rank, (int)x->id.n, x->id.p, rd2h_pm_endpoint_address(w->pm, endpoint));
   return handle;
 }
 
@@ -240,8 +241,8 @@ static struct rd2h_wire_req wire_req(const struct rd2h_step_send *x, uint32_t va
   return r;
 }
 
-static bool encode(rd2h_pw *w, const struct pw_step *s, const struct pw_group *g, uint32_t variant, const uint32_t *idx, uint32_t n,
-                   struct rd2h_buf *to) {
+static bool encode(rd2h_pw *w, const struct pw_step *s, const struct pw_group *g, uint32_t variant, const uint32_t *idx,
+                   uint32_t n, struct rd2h_buf *to) {
   if (n > w->wire_cap) {
     struct rd2h_wire_req *p = rd2h_realloc(w->wire, n * sizeof *p);
     if (!p)

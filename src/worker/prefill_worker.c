@@ -109,7 +109,8 @@ static int start(rd2h_pw *w, struct rd2h_error *err) {
   w->unsent = rd2h_map_create();
   if (w->o.on_read_failure == RD2H_RAISE)
     w->failure = rd2h_calloc(w->n_layers, sizeof *w->failure);
-  if (!w->ending || !w->unsent || (w->o.on_read_failure == RD2H_RAISE && !w->failure) || rd2h_gate_init(&w->gate, w->o.layout->n_slots))
+  bool have = w->ending && w->unsent && (w->o.on_read_failure != RD2H_RAISE || w->failure);
+  if (!have || rd2h_gate_init(&w->gate, w->o.layout->n_slots))
     return rd2h_nomem(err, "Prefill worker");
   if (!(w->ctx = rd2h_zmq_context(MAX_ENDPOINTS * 3, err)))
     return err->status;
@@ -142,8 +143,8 @@ int rd2h_pw_create(const struct rd2h_prefill_opts *o, rd2h_pw **out, struct rd2h
     rd2h_pw_destroy(w);
     return rc;
   }
-  RD2H_INFO("prefill rank %u of %u, stage %u of %u: session %s, engine %s", o->tp_rank, o->tp_size, o->pp_rank, o->pp_size, w->session,
-            rd2h_eng_name(w->eng));
+  RD2H_INFO("prefill rank %u of %u, stage %u of %u: session %s, engine %s", o->tp_rank, o->tp_size, o->pp_rank, o->pp_size,
+            w->session, rd2h_eng_name(w->eng));
   *out = w;
   return RD2H_OK;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef RD2H_PREFILL_WORKER_H
 #define RD2H_PREFILL_WORKER_H
-/* Inside the Prefill worker; shared by its own files only. The caller's thread makes steps and batches and hands them over through
- * a queue; all else is the sender thread's. */
+/* Inside the Prefill worker; shared by its own files only. The caller's thread makes steps and batches and hands them over
+ * through a queue; all else is the sender thread's. */
 #include "engine/engine.h"
 #include "protocol/prefill_machine.h"
 #include "scheduler/step.h"

@@ -80,7 +80,8 @@ static void decode(struct decoded *x, uint32_t n) {
     ids[i] = 1000 + i;
   struct rd2h_wire_req q = {.id = {"request", 7}, .main = ids, .indexer = ids, .n_main = n, .n_indexer = n};
   struct rd2h_wire_done d = {.id = {"over", 4}};
-  rd2h_wire_encode_ready(&b, &(struct rd2h_wire_ready){.layer = {"a", 1}, .n_reqs = 1, .req = &q, .n_done = 1, .done = &d, .ratio = 1});
+  rd2h_wire_encode_ready(&b, &(struct rd2h_wire_ready){.layer = {"a", 1}, .n_reqs = 1, .req = &q, .n_done = 1, .done = &d,
+                                                       .ratio = 1});
   zmq_msg_init_size(&x->payload, b.len);
   memcpy(zmq_msg_data(&x->payload), b.p, b.len);
   rd2h_arena_reset(&x->scratch);

@@ -10,7 +10,8 @@ struct pair {
   rd2h_decode *d;
 };
 
-static void open_pair(struct pair *x, const struct rig_shape *shape, const struct rd2h_prefill_opts *po, const struct rd2h_decode_opts *o) {
+static void open_pair(struct pair *x, const struct rig_shape *shape, const struct rd2h_prefill_opts *po,
+                      const struct rd2h_decode_opts *o) {
   struct rig_shape own = *shape;
   own.slots = 0; /* Decode keeps every layer */
   rig_side_open(&x->src, shape);
@@ -92,7 +93,8 @@ static void gate_holds_sources(void **state) {
   struct rd2h_step_send send;
   struct rd2h_error err = {0};
   open_pair(&x, &(struct rig_shape){.layers = 8, .blocks = 128, .slots = 2, .indexer_mask = 0xff},
-            &(struct rd2h_prefill_opts){.on_read_failure = RD2H_RAISE}, &(struct rd2h_decode_opts){.engine = "fault:local,delay_ms=2"});
+            &(struct rd2h_prefill_opts){.on_read_failure = RD2H_RAISE},
+            &(struct rd2h_decode_opts){.engine = "fault:local,delay_ms=2"});
   rig_request(&r, "ring", 40, 0, 0);
   rig_install(x.d, &r);
   for (uint32_t chunk = 0; chunk < 4; chunk++) {
@@ -161,7 +163,8 @@ static void preemption_waits_for_its_requests(void **state) {
 }
 
 /* ---- ends ---- */
-/* Aborted while every read hangs: its neighbour of the same message fails only by its own means, and blocks come back after the read. */
+/* Aborted while every read hangs: its neighbour of the same message fails only by its own means, and blocks come back after
+ * the read. */
 static void abort_while_reading(void **state) {
   (void)state;
   struct pair x;
@@ -285,7 +288,8 @@ static void engine_is_full(void **state) {
   struct pair x;
   struct rig_request r;
   struct rd2h_step_send send;
-  open_pair(&x, &(struct rig_shape){.layers = 32, .blocks = 128}, NULL, &(struct rd2h_decode_opts){.engine = "fault:local,delay_ms=1"});
+  open_pair(&x, &(struct rig_shape){.layers = 32, .blocks = 128}, NULL,
+            &(struct rd2h_decode_opts){.engine = "fault:local,delay_ms=1"});
   rig_request(&r, "many", 6, 0, 0);
   rig_install(x.d, &r);
   write_all(&x.src, 5);
@@ -352,8 +356,8 @@ static uint64_t run_short_of_memory(uint64_t n, uint32_t ms) {
             &(struct rd2h_prefill_opts){.handshake_ms = ms, .hold_ms = ms},
             &(struct rd2h_decode_opts){.queue_ms = ms, .progress_ms = ms, .park_ms = ms / 2, .probe_ms = 20});
   rig_request(&r, "short", 3, 0, 0);
-  struct rd2h_grant g = {.id = r.id, .ext_id = r.ext, .main = r.dst, .n_main = 3, .main_need = 3, .indexer = r.dst, .n_indexer = 3,
-                         .indexer_need = 3, .attempt = "short"};
+  struct rd2h_grant g = {.id = r.id, .ext_id = r.ext, .main = r.dst, .n_main = 3, .main_need = 3, .indexer = r.dst,
+                         .n_indexer = 3, .indexer_need = 3, .attempt = "short"};
   rig_send(&send, &r, rd2h_decode_port(x.d), 0, 3, true);
   rd2h_step_encode_prefill(&b, &(struct rd2h_prefill_step_view){.n_send = 1, .send = &send});
   rd2h_step_encode_prefill(&end, &(struct rd2h_prefill_step_view){.n_finished = 1, .finished = &gone});

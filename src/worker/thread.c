@@ -87,8 +87,8 @@ void rd2h_nofile_raise(uint32_t want) {
   if (r.rlim_cur > had && setrlimit(RLIMIT_NOFILE, &r))
     RD2H_WARN("limit of open files stays at %lu, wanted %u: %s", (unsigned long)had, want, strerror(errno));
   else if (r.rlim_cur < want)
-    RD2H_INFO("limit of open files is %lu, %u would serve every peer that is allowed: raise the hard limit", (unsigned long)r.rlim_cur,
-              want);
+    RD2H_INFO("limit of open files is %lu, %u would serve every peer that is allowed: raise the hard limit",
+              (unsigned long)r.rlim_cur, want);
 }
 
 void *rd2h_zmq_context(uint32_t sockets, struct rd2h_error *err) {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef RD2H_WORKER_H
 #define RD2H_WORKER_H
-/* The only room with threads: sockets, timers and engine progress around the state machines of src/protocol. The functions are those
- * of rd2h/decode.h and rd2h/prefill.h, which say what they do; options come complete (no zero stands for a default) and checked.
- * No process may fork and go on using a worker in the child: neither its thread nor its sockets exist there. */
+/* The only room with threads: sockets, timers and engine progress around the state machines of src/protocol. The functions
+ * are those of rd2h/decode.h and rd2h/prefill.h, which say what they do; options come complete (no zero stands for a default)
+ * and checked. No process may fork and go on using a worker in the child: neither its thread nor its sockets exist there. */
 #include "base/base.h"
 #include <rd2h/decode.h>
 #include <rd2h/prefill.h>

@@ -81,7 +81,8 @@ bool raw_receive(struct raw *r, int timeout_ms) {
 int raw_reply_kind(struct raw *r, struct rd2h_wire_reply *reply) {
   static struct rd2h_arena arena;
   rd2h_arena_reset(&arena);
-  if (rd2h_arena_reserve(&arena, rd2h_wire_arena_need(r->in.len)) || rd2h_wire_decode_reply(r->in.p, r->in.len, &arena, reply, NULL))
+  if (rd2h_arena_reserve(&arena, rd2h_wire_arena_need(r->in.len)) ||
+      rd2h_wire_decode_reply(r->in.p, r->in.len, &arena, reply, NULL))
     return 0;
   return (int)reply->kind;
 }
@@ -99,20 +100,20 @@ void raw_meta(struct rd2h_buf *b, const struct rig_side *s, const char *session,
       addr[l][t] = x->t[t].base;
       len[l][t] = x->t[t].block_len;
     }
-    layer[l] = (struct rd2h_wire_layer){.name = {x->name, (uint32_t)strlen(x->name)}, .n_addrs = x->n, .n_lens = x->n, .n_scales = x->n,
-                                        .n_groups = x->n, .addr = addr[l], .len = len[l], .scale = ones, .group = groups,
-                                        .main_count = x->n_main, .has_indexer = x->has_indexer};
+    layer[l] = (struct rd2h_wire_layer){.name = {x->name, (uint32_t)strlen(x->name)}, .n_addrs = x->n, .n_lens = x->n,
+                                        .n_scales = x->n, .n_groups = x->n, .addr = addr[l], .len = len[l], .scale = ones,
+                                        .group = groups, .main_count = x->n_main, .has_indexer = x->has_indexer};
   }
   rd2h_buf_reset(b);
   rd2h_wire_encode_meta(b, &m);
 }
 
-void raw_ready(struct rd2h_buf *b, const struct rig_side *s, uint32_t layer, const struct rig_request *r, uint32_t from, uint32_t to,
-               bool done) {
+void raw_ready(struct rd2h_buf *b, const struct rig_side *s, uint32_t layer, const struct rig_request *r, uint32_t from,
+               uint32_t to, bool done) {
   const char *name = s->layout->layer[layer].name;
   struct rd2h_str ext = {r->ext, (uint32_t)strlen(r->ext)};
-  struct rd2h_wire_req q = {.id = ext, .main = r->src + from, .indexer = r->src + from, .n_main = to - from, .n_indexer = to - from,
-                            .main_start = from, .indexer_start = from};
+  struct rd2h_wire_req q = {.id = ext, .main = r->src + from, .indexer = r->src + from, .n_main = to - from,
+                            .n_indexer = to - from, .main_start = from, .indexer_start = from};
   struct rd2h_wire_done d = {.id = ext};
   struct rd2h_wire_ready m = {.layer_idx = layer, .layer = {name, (uint32_t)strlen(name)}, .n_reqs = to > from ? 1 : 0, .req = &q,
                               .n_done = done ? 1 : 0, .done = &d, .ratio = 1};

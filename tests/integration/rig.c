@@ -57,8 +57,8 @@ void rig_side_open(struct rig_side *s, const struct rig_shape *shape) {
              shape->first + l);
     for (uint32_t k = 0; k < RIG_TENSORS; k++)
       if (has(shape, l, k))
-        t[n++] = (struct rd2h_kv_tensor){.layer = name[2 * l + (k > 1)], .base = tensor_base(s, l, k), .row_bytes = block_bytes[k],
-                                         .rows = shape->blocks};
+        t[n++] = (struct rd2h_kv_tensor){.layer = name[2 * l + (k > 1)], .base = tensor_base(s, l, k),
+                                         .row_bytes = block_bytes[k], .rows = shape->blocks};
   }
   RIG_OK(rd2h_layout_create(t, n, &o, &s->layout, &err), &err);
 }
@@ -80,7 +80,8 @@ void rig_write(const struct rig_side *s, uint32_t layer, uint32_t write) {
         rig_block(s, layer, t, b)[i] = stamp(s->shape.first + layer, t, b, write, i);
 }
 
-bool rig_holds(const struct rig_side *s, uint32_t layer, uint32_t dst_block, uint32_t src_layer, uint32_t src_block, uint32_t write) {
+bool rig_holds(const struct rig_side *s, uint32_t layer, uint32_t dst_block, uint32_t src_layer, uint32_t src_block,
+               uint32_t write) {
   for (uint32_t t = 0; t < RIG_TENSORS; t++)
     for (uint32_t i = 0; i < block_bytes[t] && has(&s->shape, layer, t); i++)
       if (rig_block(s, layer, t, dst_block)[i] != stamp(src_layer, t, src_block, write, i))

@@ -48,7 +48,8 @@ uint32_t rig_block_bytes(uint32_t tensor);
 uint8_t *rig_block(const struct rig_side *, uint32_t layer, uint32_t tensor, uint32_t block);
 /* Every block of the layer gets bytes that tell layer, tensor, block and write apart. */
 void rig_write(const struct rig_side *, uint32_t layer, uint32_t write);
-bool rig_holds(const struct rig_side *, uint32_t layer, uint32_t dst_block, uint32_t src_layer, uint32_t src_block, uint32_t write);
+bool rig_holds(const struct rig_side *, uint32_t layer, uint32_t dst_block, uint32_t src_layer, uint32_t src_block,
+               uint32_t write);
 bool rig_untouched(const struct rig_side *, uint32_t layer, uint32_t block);
 
 rd2h_prefill *rig_prefill(const struct rig_side *, const struct rd2h_prefill_opts *tweak_or_null);

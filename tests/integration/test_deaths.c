@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Prefill and Decode in processes of their own: bytes across the border, and what happens when one of them dies. Children are forked
- * before this process has threads. */
+/* Prefill and Decode in processes of their own: bytes across the border, and what happens when one of them dies. Children are
+ * forked before this process has threads. */
 #include "tests/integration/rig.h"
 #include <setjmp.h>
 #include <cmocka.h>
@@ -53,7 +53,8 @@ static int end(struct child *c, int signal) {
 }
 
 /* ---- children ---- */
-static void send_chunk(rd2h_prefill *p, struct rig_side *src, struct rig_request *r, uint16_t port, uint32_t from, uint32_t to, bool last) {
+static void send_chunk(rd2h_prefill *p, struct rig_side *src, struct rig_request *r, uint16_t port, uint32_t from, uint32_t to,
+                       bool last) {
   struct rd2h_step_send send;
   struct rd2h_error err = {0};
   rig_send(&send, r, port, from, to, last);
@@ -166,8 +167,8 @@ static void prefill_dies(void **state) {
   rig_side_close(&dst);
 }
 
-/* Decode hangs in a read and then dies, or stops for good: the gate opens and only its request fails. Another Decode takes the same
- * port and is served without a restart of Prefill. */
+/* Decode hangs in a read and then dies, or stops for good: the gate opens and only its request fails. Another Decode takes
+ * the same port and is served without a restart of Prefill. */
 static void decode_dies_by(int signal) {
   struct child first = start(hanging_decode), second = start(good_decode);
   struct rig_side src;
@@ -221,7 +222,7 @@ static void decode_stops(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(two_processes), cmocka_unit_test(prefill_dies), cmocka_unit_test(decode_dies),
-                                     cmocka_unit_test(decode_stops)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(two_processes), cmocka_unit_test(prefill_dies),
+                                     cmocka_unit_test(decode_dies), cmocka_unit_test(decode_stops)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
