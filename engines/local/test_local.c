@@ -2,12 +2,14 @@
 /* What is engine local's own: its connection data, and whom it refuses to read. What every engine promises is in the suite. */
 #include "engines/local/local.h"
 #include <fcntl.h>
+#include <linux/sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <cmocka.h>
@@ -275,6 +277,44 @@ static void session_alone_serves_legacy_peers(void **state) {
   prefill_end(&f);
 }
 
+/* Forks a child under the pid of one that has ended. Returns 0 in the child, -1 where this user may not choose pids. */
+static pid_t fork_as(pid_t pid) {
+  struct clone_args a = {.exit_signal = SIGCHLD, .set_tid = (uintptr_t)&pid, .set_tid_size = 1};
+  return (pid_t)syscall(SYS_clone3, &a, sizeof a);
+}
+
+/* A legacy peer has no nonce: the pidfd alone tells that its pid is another's now, and not a byte of that one is copied. */
+static void reused_pid(void **state) {
+  struct prefill f;
+  struct rd2h_error err;
+  rd2h_peer *p;
+  char session[32];
+  uint8_t to[64] = {0};
+  rd2h_engine *e = decode_open(true);
+  (void)state;
+  prefill_start(&f);
+  snprintf(session, sizeof session, "h:%d", (int)f.pid);
+  assert_int_equal(try_conn(e, session, NULL, 0, &p, &err), RD2H_OK);
+  kill(f.pid, SIGKILL);
+  waitpid(f.pid, NULL, 0);
+  pid_t same = fork_as(f.pid);
+  if (!same) {
+    pause();
+    _exit(0);
+  }
+  f.pid = same < 0 ? 0 : same;
+  int rc = read_one(e, p, to, f.memory + 1, sizeof to, &err);
+  rd2h_engine_local.disconnect(e, p);
+  int again = try_conn(e, "h:1", f.conn, f.conn_len, &p, &err);
+  rd2h_engine_local.close(e);
+  prefill_end(&f);
+  assert_int_equal(rc, RD2H_PEER_LOST);
+  assert_int_equal(to[0], 0);
+  assert_int_equal(again, RD2H_PEER_LOST);
+  if (same < 0)
+    skip();
+}
+
 /* ---- permission ---- */
 static void permission_texts_say_what_to_do(void **state) {
   static const struct {
@@ -393,6 +433,40 @@ static void stop_is_seen_before_the_first_byte(void **state) {
   prefill_end(&f);
 }
 
+/* The first byte that is copied, a 1, lands on the stop flag: the read ends after exactly one slice, inside a descriptor. */
+static void stop_is_seen_after_each_slice(void **state) {
+  enum { SLICE = 4096, N = 100, ONE = 183 };
+  static const uint64_t lengths[] = {60000, 100};
+  struct prefill f;
+  struct rd2h_error err;
+  rd2h_peer *p;
+  static uint8_t to[60000];
+  void *local[N];
+  uint64_t remote[N], len[N], done;
+  uint32_t failed_at;
+  rd2h_engine *e = decode_open(false);
+  (void)state;
+  prefill_start(&f);
+  assert_int_equal(f.memory[ONE], 1);
+  assert_int_equal(try_conn(e, "h:1", f.conn, f.conn_len, &p, &err), RD2H_OK);
+  for (size_t r = 0; r < RD2H_COUNT(lengths); r++) {
+    for (uint32_t i = 0; i < N; i++) {
+      local[i] = to + i * 100;
+      remote[i] = (uintptr_t)f.memory + ONE + i * 100;
+      len[i] = lengths[r];
+    }
+    memset(to, 0, sizeof to);
+    struct rd2h_batch b = {.n = N, .local = local, .remote = remote, .len = len};
+    assert_int_equal(rd2h_engine_local.read(e, p, &b, (const volatile bool *)to, &done, &failed_at, &err), RD2H_CANCELED);
+    assert_int_equal(done, SLICE);
+    assert_memory_equal(to, f.memory + ONE, SLICE);
+    assert_int_equal(to[SLICE] | to[SLICE + 1], 0);
+  }
+  rd2h_engine_local.disconnect(e, p);
+  rd2h_engine_local.close(e);
+  prefill_end(&f);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(connection_data_round_trip),
@@ -401,11 +475,13 @@ int main(void) {
     cmocka_unit_test(other_identity_is_refused),
     cmocka_unit_test(another_program_under_the_same_pid),
     cmocka_unit_test(dead_process),
+    cmocka_unit_test(reused_pid),
     cmocka_unit_test(session_alone_serves_legacy_peers),
     cmocka_unit_test(permission_texts_say_what_to_do),
     cmocka_unit_test(other_user_is_told_so),
     cmocka_unit_test(bad_addresses_name_their_descriptor),
     cmocka_unit_test(stop_is_seen_before_the_first_byte),
+    cmocka_unit_test(stop_is_seen_after_each_slice),
   };
   return cmocka_run_group_tests_name("local", tests, NULL, NULL);
 }
