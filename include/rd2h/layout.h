@@ -45,7 +45,8 @@ typedef struct rd2h_layout rd2h_layout;
 RD2H_API int rd2h_layout_groups(const char *const *names, const uint32_t *counts, uint32_t n_groups, uint32_t *main_group,
                                 uint32_t *indexer_group, struct rd2h_error *err);
 /* Sorts tensors into cache layers (ordered by layer number), validates them and infers storage slots.
- * Errors: INVALID (no layer number, no main tensor, wrong tensor count), LAYOUT (rows no multiple of num_blocks), LIMIT. */
+ * Errors: INVALID (no layer number, no main tensor, wrong tensor count, another KV group than opts name), LAYOUT (rows no multiple
+ * of num_blocks), RANGE (past the end of the address space), LIMIT. */
 RD2H_API int rd2h_layout_create(const struct rd2h_kv_tensor *t, uint32_t n, const struct rd2h_layout_opts *opts, rd2h_layout **out,
                                 struct rd2h_error *err);
 RD2H_API void rd2h_layout_destroy(rd2h_layout *);

@@ -51,7 +51,8 @@ RD2H_API int rd2h_plan_base_port(uint32_t kv_port, uint32_t dp_rank, uint32_t tp
 RD2H_API uint64_t rd2h_plan_bound(const struct rd2h_link *, const struct rd2h_plan_request *);
 /* Appends the request's descriptors: K runs, V runs, indexer runs, scale runs; neighbours that continue on both sides inside one
  * component are merged. Every id and range is checked before a descriptor is appended: on error `descs` is as before.
- * Returns OK (also when nothing is to be read), RANGE (ids, starts or destination range; err names them), LIMIT (descs full). */
+ * Returns OK (also when nothing is to be read), RANGE (ids, starts or destination range; err names them), LIMIT (descs full, or
+ * 2^64 bytes), INVALID (a rank or member outside its group, a link that cannot be). */
 RD2H_API int rd2h_plan_build(const struct rd2h_link *, const struct rd2h_share *, const struct rd2h_plan_request *,
                                struct rd2h_descs *, struct rd2h_error *err);
 

@@ -27,12 +27,9 @@ static bool same(struct span a, struct span b) {
 /* The slot of an earlier layer with the same addresses, or a new one. */
 static uint32_t slot_of(const struct rd2h_layer *layer, uint32_t i, bool indexer, uint32_t *n_slots) {
   struct span own = indexer ? indexer_span(&layer[i]) : main_span(&layer[i]);
-  for (uint32_t j = 0; j < i; j++) {
-    if (indexer && !layer[j].has_indexer)
-      continue;
+  for (uint32_t j = 0; j < i; j++)
     if (same(own, indexer ? indexer_span(&layer[j]) : main_span(&layer[j])))
       return layer[j].slot[indexer];
-  }
   return (*n_slots)++;
 }
 

@@ -127,7 +127,7 @@ static void block_bytes_are_compared(void **state) {
     uint64_t good = len[i];
     len[i] = 77;
     refused(*state, NULL, 0, RD2H_LAYOUT, part[i], "77");
-    len[i] = UINT64_MAX / 2 + good; /* overflows to the right product when doubled */
+    len[i] = (UINT64_C(1) << 63) + good; /* wraps to the right product when doubled */
     if (scale[i] == 2)
       refused(*state, NULL, 0, RD2H_LAYOUT, part[i], "on Decode");
     len[i] = 0;

@@ -279,6 +279,10 @@ static void room_is_exact(void **state) {
   assert_non_null(strstr(err.text, "12 descriptors are needed, there is room for 6"));
   assert_true(g.d.n == 6 && g.d.bytes == 6 * 20 && guarded_intact(&g));
   guarded_free(&g);
+  guarded_init(&g, 5, true);
+  assert_int_equal(rd2h_plan_build(&link, &alone, &r, &g.d, &err), RD2H_LIMIT);
+  assert_true(g.d.n == 0 && guarded_intact(&g));
+  guarded_free(&g);
   guarded_init(&g, 6, true);
   g.d.bytes = UINT64_MAX - 119;
   assert_int_equal(rd2h_plan_build(&link, &alone, &r, &g.d, &err), RD2H_LIMIT);
