@@ -7,8 +7,8 @@
 static struct rig_side side;
 
 static struct rd2h_decode_opts decode_opts(void) {
-  return (struct rd2h_decode_opts){.size = sizeof(struct rd2h_decode_opts), .layout = side.layout, .memory = &side.area, .n_memory = 1,
-                                   .tp_size = 1, .engine = "noop"};
+  return (struct rd2h_decode_opts){.size = sizeof(struct rd2h_decode_opts), .layout = side.layout, .memory = &side.area,
+                                   .n_memory = 1, .tp_size = 1, .engine = "noop"};
 }
 
 static struct rd2h_prefill_opts prefill_opts(void) {

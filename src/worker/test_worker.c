@@ -361,6 +361,8 @@ static uint64_t run_short_of_memory(uint64_t n, uint32_t ms) {
   rig_send(&send, &r, rd2h_decode_port(x.d), 0, 3, true);
   rd2h_step_encode_prefill(&b, &(struct rd2h_prefill_step_view){.n_send = 1, .send = &send});
   rd2h_step_encode_prefill(&end, &(struct rd2h_prefill_step_view){.n_finished = 1, .finished = &gone});
+  struct rd2h_decode_stats st;
+  rig_decode_stats(x.d, &st); /* its table of deadlines exists */
   uint64_t before = rd2h_alloc_count();
   rd2h_alloc_fail_at(n);
   bool installed = !rd2h_decode_install(x.d, &g, &err);
