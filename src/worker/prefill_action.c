@@ -32,8 +32,7 @@ static void do_connect(rd2h_pw *w, const struct rd2h_pa *a) {
 
 static void do_close(rd2h_pw *w, const struct rd2h_pa *a) {
   if (a->status)
-    rd2h_logf(a->status == RD2H_CANCELED ? RD2H_LOG_INFO : RD2H_LOG_WARN, "prefill rank %u: connection to Decode at %s",
-              w->o.tp_rank, a->text);
+    RD2H_INFO("prefill rank %u: connection to Decode at %s", w->o.tp_rank, a->text); /* what it costs, its requests say */
   pw_endpoint_close(w, a->endpoint);
 }
 

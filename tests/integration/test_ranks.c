@@ -158,8 +158,41 @@ static void unusable_address(void **state) {
   rig_side_close(&dst);
 }
 
+static void ip_version_6(void **state) {
+  (void)state;
+  struct rig_side src, dst;
+  struct rig_request r;
+  struct rd2h_step_send send;
+  struct rd2h_error err = {0};
+  rd2h_decode *d;
+  rig_side_open(&dst, &shape);
+  struct rd2h_decode_opts o = {.size = sizeof o, .layout = dst.layout, .memory = &dst.area, .n_memory = 1, .tp_size = 1,
+                               .engine = "local", .bind_host = "::1"};
+  if (rd2h_decode_create(&o, &d, &err)) {
+    rig_side_close(&dst);
+    skip(); /* this host has no IPv6 */
+  }
+  rig_side_open(&src, &shape);
+  rd2h_prefill *p = rig_prefill(&src, &(struct rd2h_prefill_opts){.host = "::1"});
+  rig_request(&r, "six", 4, 0, 0);
+  rig_install(d, &r);
+  for (uint32_t l = 0; l < shape.layers; l++)
+    rig_write(&src, l, 1);
+  rig_send(&send, &r, rd2h_decode_port(d), 0, 4, true);
+  send.host = (struct rd2h_str){"::1", 3};
+  rig_step(p, &send, 1, NULL);
+  rig_layers(p, shape.layers);
+  assert_int_equal(rig_outcome(d, "six", NULL), RD2H_OK);
+  rig_expect(&dst, &r, 1);
+  rd2h_prefill_destroy(p);
+  rd2h_decode_destroy(d);
+  rig_side_close(&src);
+  rig_side_close(&dst);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(any_tp_sizes), cmocka_unit_test(pipeline_stages),
-                                     cmocka_unit_test(one_reader_of_two), cmocka_unit_test(unusable_address)};
+                                     cmocka_unit_test(one_reader_of_two), cmocka_unit_test(unusable_address),
+                                     cmocka_unit_test(ip_version_6)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
