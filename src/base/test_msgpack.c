@@ -134,6 +134,14 @@ static void test_counts(void **state) {
   assert_true(rd2h_mp_map(&r, &n) && n == 1);
 }
 
+static void test_skip_nested(void **state) {
+  (void)state;
+  const uint8_t bytes[] = {0x93, 0x82, 0xa1, 'k', 0x91, 7, 0xc0, 0x80, 0xc4, 1, 9, 0xde, 0, 1, 1, 0x90, 0x55};
+  struct rd2h_mp r = reader(bytes, sizeof bytes);
+  assert_true(rd2h_mp_skip(&r));
+  assert_ptr_equal(r.p, bytes + sizeof bytes - 1); /* the one behind it is left */
+}
+
 /* A million open arrays: a reader that recursed would run out of stack. */
 static void test_depth(void **state) {
   (void)state;
@@ -289,7 +297,8 @@ static void test_utf8(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_integers), cmocka_unit_test(test_other_values), cmocka_unit_test(test_bytes),
-    cmocka_unit_test(test_counts), cmocka_unit_test(test_depth), cmocka_unit_test(test_ids), cmocka_unit_test(test_ids_range),
+    cmocka_unit_test(test_counts), cmocka_unit_test(test_skip_nested), cmocka_unit_test(test_depth),
+    cmocka_unit_test(test_ids), cmocka_unit_test(test_ids_range),
     cmocka_unit_test(test_write_shortest), cmocka_unit_test(test_write_ids), cmocka_unit_test(test_write_bin_around),
     cmocka_unit_test(test_utf8),
   };

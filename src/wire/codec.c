@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "wire/codec.h"
+#include <assert.h>
 
 static const struct {
   const char *tag, *name;
@@ -151,8 +152,9 @@ static size_t at_most(size_t n, size_t max) {
 /* Bytes of payload that one element takes at least: a request 3 (head, empty id, empty list), a done id 1, a layer 2 (name, map),
  * an id 1 (and 4 of arena), an address 1 (and 8 of arena, 16 with the scale that is made up for it). */
 size_t rd2h_wire_arena_need(size_t n) {
-  size_t ready = at_most(n / 3, RD2H_WIRE_MAX_REQS) * sizeof(struct rd2h_wire_req) +
-                 at_most(n, RD2H_WIRE_MAX_REQS) * sizeof(struct rd2h_wire_done) + 4 * n;
+  const size_t req = sizeof(struct rd2h_wire_req), done = sizeof(struct rd2h_wire_done);
+  static_assert(sizeof(struct rd2h_wire_req) <= 3 * sizeof(struct rd2h_wire_done), "done ids need most arena for a byte");
+  size_t ready = at_most(n * done, RD2H_WIRE_MAX_REQS * (req + done)) + 4 * n;
   size_t meta = at_most(n / 2, RD2H_WIRE_MAX_LAYERS) * sizeof(struct rd2h_wire_layer) + 16 * n;
   return (ready > meta ? ready : meta) + 64; /* alignment of the few arrays */
 }

@@ -423,6 +423,25 @@ static void test_damaged(void **state) {
   assert_true(refused > ROUNDS);
 }
 
+/* Messages that need most arena for their length: of the shortest requests and of the shortest done ids. */
+static void test_densest(void **state) {
+  (void)state;
+  uint32_t layer_idx;
+  for (uint32_t n = 0; n <= 5000; n += 1000)
+    for (uint32_t reqs = 0; reqs <= n; reqs += n / 2 + 1) {
+      rd2h_buf_reset(&buf);
+      rd2h_wire_encode_ready_head(&buf, 0, (struct rd2h_str){"", 0}, false);
+      rd2h_mp_put_array(&buf, reqs);
+      for (uint32_t i = 0; i < reqs; i++)
+        rd2h_buf_put(&buf, "\x92\xa0\x90", 3);
+      rd2h_mp_put_array(&buf, n - reqs);
+      for (uint32_t i = reqs; i < n; i++)
+        rd2h_mp_put_str(&buf, "", 0);
+      rd2h_buf_put(&buf, "\x00\x01", 2);
+      assert_int_equal(decode_any(buf.p, buf.len, &layer_idx), RD2H_OK);
+    }
+}
+
 /* Decoding allocates nothing, and an arena of any smaller size is refused as such. */
 static void test_arena_only(void **state) {
   (void)state;
@@ -482,6 +501,7 @@ int main(void) {
     cmocka_unit_test_setup_teardown(test_small_round_trip, set_up, tear_down),
     cmocka_unit_test_setup_teardown(test_cut_at_every_byte, set_up, tear_down),
     cmocka_unit_test_setup_teardown(test_damaged, set_up, tear_down),
+    cmocka_unit_test_setup_teardown(test_densest, set_up, tear_down),
     cmocka_unit_test_setup_teardown(test_arena_only, set_up, tear_down),
     cmocka_unit_test_setup_teardown(test_encode_out_of_memory, set_up, tear_down),
   };
