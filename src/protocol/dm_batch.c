@@ -246,13 +246,23 @@ uint64_t rd2h_dm_plan_bound(rd2h_dm *m, uint32_t batch) {
   return n;
 }
 
+/* What was announced counts as covered: a request whose announced blocks are not going to be read cannot succeed any more. */
+static void never_read(rd2h_dm *m, uint32_t req, uint32_t peer) {
+  char text[DM_TEXT];
+  snprintf(text, sizeof text, "Prefill was lost before its KV was read: %.200s", dm_peer(m, peer)->why);
+  dm_req_end(m, req, RD2H_PEER_LOST, text, peer);
+}
+
 static void plan_one(rd2h_dm *m, struct dm_batch *b, struct rd2h_wire_req *w, struct rd2h_descs *d) {
   struct dm_peer *p = dm_peer(m, b->peer);
   struct dm_req *r = dm_req(m, w->handle);
   struct rd2h_error err = {0};
   b->n_pending--;
-  if (p->state != DM_PEER_READY || r->ended) {
-    w->status = r->ended ? RD2H_SKIPPED : RD2H_PEER_LOST;
+  if (r->ended) {
+    w->status = RD2H_SKIPPED;
+  } else if (p->state != DM_PEER_READY) {
+    w->status = RD2H_PEER_LOST;
+    never_read(m, w->handle, b->peer);
   } else {
     struct rd2h_share share = {m->cfg.main_rank, m->cfg.main_ranks, b->msg->member, b->msg->ratio};
     struct rd2h_plan_request q = plan_request(r, w, m->cfg.layout->layer[b->layer].has_indexer);
@@ -350,6 +360,7 @@ void dm_batch_drop(rd2h_dm *m, uint32_t i) {
   wait_remove(m, i);
   for (uint32_t k = 0; b->msg && k < b->msg->n_reqs && b->n_pending; k++)
     if (b->msg->req[k].status == DM_PENDING) {
+      never_read(m, b->msg->req[k].handle, b->peer);
       dm_req(m, b->msg->req[k].handle)->inflight--;
       b->n_pending--;
       dm_req_settle(m, b->msg->req[k].handle);

@@ -43,18 +43,23 @@ void dm_tomb_put(rd2h_dm *m, struct rd2h_str ext, const uint8_t *attempt, uint64
     rd2h_free(t->ext);
     t->ext = copy;
     t->ext_n = ext.n;
+    t->refused_until = 0;
     m->tomb_next = (i + 1) % m->cfg.tombstones;
   }
   t->any_attempt = attempt == NULL;
   if (attempt) memcpy(t->attempt, attempt, RD2H_ATTEMPT);
-  t->refused_until = refused_until;
+  if (refused_until > t->refused_until) t->refused_until = refused_until; /* a later tombstone does not lift it */
 }
 
 /* ---- installation ---- */
-static int report_at_once(rd2h_dm *m, struct rd2h_str id, int status, const char *text, struct rd2h_error *err) {
-  char *copy = rd2h_strndup(id.p, id.n);
+/* Its READYs may come all the same: the tombstone lets them be skipped instead of parked. */
+static int report_at_once(rd2h_dm *m, const struct rd2h_dm_grant *g, int status, const char *text, struct rd2h_error *err) {
+  char *copy = rd2h_strndup(g->id.p, g->id.n);
   if (!copy) return rd2h_nomem(err, "request");
   m->st.failed_other++;
+  if (g->ext_id.n && g->ext_id.n <= RD2H_WIRE_MAX_ID && dm_req_by_ext(m, g->ext_id) == RD2H_INDEX_NONE)
+    dm_tomb_put(m, g->ext_id, g->attempt, 0);
+  dm_wait_recheck(m, m->now);
   dm_emit(m, RD2H_DA_REPORT, RD2H_INDEX_NONE, copy, text)->status = status;
   return RD2H_OK;
 }
@@ -103,13 +108,13 @@ int rd2h_dm_install(rd2h_dm *m, const struct rd2h_dm_grant *g, uint64_t now, str
     return rd2h_fail(err, RD2H_EXISTS, "request %.*s is installed already", (int)g->id.n, g->id.p);
   if (!dm_reserve(m)) return rd2h_nomem(err, "request");
   const char *why = grant_problem(g, m->cfg.layout);
-  if (why) return report_at_once(m, g->id, RD2H_RANGE, why, err);
+  if (why) return report_at_once(m, g, RD2H_RANGE, why, err);
   if (dm_req_by_ext(m, g->ext_id) != RD2H_INDEX_NONE)
-    return report_at_once(m, g->id, RD2H_EXISTS, "another live request has the same external id", err);
+    return report_at_once(m, g, RD2H_EXISTS, "another live request has the same external id", err);
   if (dm_tomb_refused(m, g->ext_id, now))
-    return report_at_once(m, g->id, RD2H_REFUSED, "an earlier request of this id may still be served by its Prefill; use a new id", err);
+    return report_at_once(m, g, RD2H_REFUSED, "an earlier request of this id may still be served by its Prefill; use a new id", err);
   uint32_t i = rd2h_slab_take(&m->reqs);
-  if (i == RD2H_INDEX_NONE) return report_at_once(m, g->id, RD2H_LIMIT, "too many requests wait for KV (max_requests)", err);
+  if (i == RD2H_INDEX_NONE) return report_at_once(m, g, RD2H_LIMIT, "too many requests wait for KV (max_requests)", err);
   struct dm_req *r = dm_req(m, i);
   if (fill_request(r, g) != RD2H_OK) goto undo_record;
   if (rd2h_map_put(m->by_id, g->id.p, g->id.n, i) != RD2H_OK) goto undo_record;
@@ -280,7 +285,8 @@ static struct dm_slot *take_slot(rd2h_dm *m, struct dm_req *r, uint32_t peer, co
     return NULL;
   }
   if (r->ratio != msg->ratio || r->pp_size != p->pp_size) {
-    snprintf(text, DM_TEXT, "contributors changed from %u per stage of %u stages to %u of %u", r->ratio, r->pp_size, msg->ratio, p->pp_size);
+    snprintf(text, DM_TEXT, "contributors changed from %u per stage of %u stages to %u of %u", r->ratio, r->pp_size, msg->ratio,
+             p->pp_size);
     *status = RD2H_LAYOUT;
     return NULL;
   }

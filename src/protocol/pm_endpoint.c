@@ -24,6 +24,7 @@ uint32_t rd2h_pm_endpoint(rd2h_pm *m, struct rd2h_str address, struct rd2h_str e
   if (i == RD2H_INDEX_NONE) return i;
   struct pm_ep *e = pm_ep(m, i);
   e->used = now;
+  pm_arm_idle(m, i, now); /* also when nothing is ever bound to it */
   bool same = e->engine_id && strlen(e->engine_id) == engine_id.n && !memcmp(e->engine_id, engine_id.p, engine_id.n);
   if (same || !engine_id.n) return i;
   if (e->engine_id && e->state != PM_IDLE) pm_epoch_fail(m, i, RD2H_PEER_LOST, "another Decode engine lives at this address now", now);
@@ -112,9 +113,13 @@ static void meta_answer(rd2h_pm *m, uint32_t ep, const struct rd2h_wire_reply *r
   }
 }
 
+/* The k-th answer is the k-th batch's, but where both sides number them. An answer without the number then comes from a Decode
+ * that has forgotten this connection: counting would be off by what it dropped. */
 static uint32_t find_answered(const rd2h_pm *m, const struct pm_ep *e, const struct rd2h_wire_reply *r) {
   uint32_t i = e->head;
-  if (r->has_seq && e->ours)
+  bool numbered = e->ours && (e->caps & RD2H_CAP_SEQ);
+  if (numbered && !r->has_seq) return RD2H_INDEX_NONE;
+  if (numbered)
     while (i != RD2H_INDEX_NONE && pm_entry(m, i)->sent && pm_entry(m, i)->seq != r->seq) i = pm_entry(m, i)->next;
   return i != RD2H_INDEX_NONE && pm_entry(m, i)->sent ? i : RD2H_INDEX_NONE;
 }
@@ -138,8 +143,12 @@ void rd2h_pm_reply(rd2h_pm *m, uint32_t ep, uint32_t epoch, const struct rd2h_wi
     return;
   }
   snprintf(text, sizeof text, "%.*s", (int)(r->text.n > 240 ? 240 : r->text.n), r->text.p ? r->text.p : "");
-  if (pm_entry(m, i)->zombie) pm_entry_remove(m, i);
-  else pm_entry_settle(m, i, r->kind == RD2H_MSG_DONE ? RD2H_OK : RD2H_IO, r, text, now);
+  if (pm_entry(m, i)->zombie) {
+    pm_entry_remove(m, i);
+    pm_arm_idle(m, ep, now);
+    return;
+  }
+  pm_entry_settle(m, i, r->kind == RD2H_MSG_DONE ? RD2H_OK : RD2H_IO, r, text, now);
 }
 
 /* ---- deadlines ---- */

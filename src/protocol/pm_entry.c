@@ -160,9 +160,10 @@ static void settle_batch(rd2h_pm *m, const struct pm_entry *x, int status, const
     if (q == RD2H_INDEX_NONE) continue;
     uint32_t l = pm_find_link(m, q, x->ep);
     int st = status_of(r, k, x->n, status);
+    /* Ended while the batch still counts: telling the reader must not settle and free the request under our feet. */
+    if (st != RD2H_OK) pm_link_end(m, l, st, text[0] ? text : rd2h_status_text(st), tell, now);
     pm_link(m, l)->outstanding--;
     pm_req(m, q)->outstanding--;
-    if (st != RD2H_OK) pm_link_end(m, l, st, text[0] ? text : rd2h_status_text(st), tell, now);
     pm_link_maybe_done(m, l, now);
     pm_req_maybe_settle(m, q);
   }
@@ -204,26 +205,29 @@ static void give_up(rd2h_pm *m, uint32_t i, uint64_t now) {
   else settle_link(m, x, RD2H_TIMEOUT, text, now);
 }
 
+/* When the endpoint has to be looked at again: the oldest that still counts, or a reader that has been silent for twice its time. */
+static uint64_t next_due(const rd2h_pm *m, const struct pm_ep *e) {
+  uint32_t i = e->head;
+  uint64_t next = RD2H_NEVER;
+  if (i != RD2H_INDEX_NONE && pm_entry(m, i)->zombie) next = pm_entry(m, i)->deadline + m->cfg.hold_ns;
+  while (i != RD2H_INDEX_NONE && pm_entry(m, i)->zombie) i = pm_entry(m, i)->next;
+  return i != RD2H_INDEX_NONE && pm_entry(m, i)->deadline < next ? pm_entry(m, i)->deadline : next;
+}
+
 void pm_due(rd2h_pm *m, uint32_t ep, uint64_t now) {
   struct pm_ep *e = pm_ep(m, ep);
-  uint64_t next = RD2H_NEVER;
-  e->due_armed = false;
   if (e->head != RD2H_INDEX_NONE && pm_entry(m, e->head)->zombie && pm_entry(m, e->head)->deadline + m->cfg.hold_ns <= now) {
+    e->due_armed = false;
     pm_epoch_fail(m, ep, RD2H_PEER_LOST, "Decode answers nothing any more", now);
     return;
   }
-  for (uint32_t i = e->head, after; i != RD2H_INDEX_NONE; i = after) {
+  for (uint32_t i = e->head, after; i != RD2H_INDEX_NONE; i = after) { /* due_armed stays: what is added meanwhile arms nothing */
     struct pm_entry *x = pm_entry(m, i);
     after = x->next;
-    if (!x->zombie && x->deadline > now) {
-      next = x->deadline;
-      break;
-    }
+    if (!x->zombie && x->deadline > now) break;
     if (!x->zombie) give_up(m, i, now);
   }
-  if (e->head != RD2H_INDEX_NONE && pm_entry(m, e->head)->zombie && pm_entry(m, e->head)->deadline + m->cfg.hold_ns < next)
-    next = pm_entry(m, e->head)->deadline + m->cfg.hold_ns;
-  if (next == RD2H_NEVER || e->due_armed) return;
-  e->due_armed = true;
-  pm_timer(m, next, PM_TIMER_DUE, ep, e->gen);
+  uint64_t next = next_due(m, e);
+  e->due_armed = next != RD2H_NEVER;
+  if (e->due_armed) pm_timer(m, next, PM_TIMER_DUE, ep, e->gen);
 }
