@@ -153,6 +153,8 @@ SUITES = [
           count_meson, MESON_LOG.format("build-tsan"), env={"TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1"}),
     Suite("fuzz", f"{FUZZ_SECONDS} s a target", [build("fuzz"), [PYTHON, "scripts/fuzz.py", FUZZ_SECONDS]], count_tap,
           limit=900 + 30 * int(FUZZ_SECONDS)),
+    Suite("python", "the vLLM adapters against vLLM's own scheduler",
+          [["scripts/setup_vllm.sh"], [".venv-vllm/bin/python", "tests/python/run.py"]], count_tap, needs="tests/python/run.py"),
     Suite("interop", "against the reference connector, in both roles",
           [["scripts/setup_vllm.sh"], ["scripts/setup_reference.sh", "build-reference", *REFERENCES],
            [".venv-vllm/bin/python", "tests/interop/run.py", "--json", "build/interop.json",

@@ -20,6 +20,7 @@ MACHINE_PATH = re.compile(r"(?<![\w.])/(home|root|work|farm|Users)/")
 REGISTRY = re.compile(r"\b(pypi|pythonhosted|debian|npmjs)\.org\b")
 # Words of whoever wrote a text, not of the product: they tell its reader nothing.
 OUTSIDE = re.compile(r"\b(workplace|rigs?|issue #?\d+|shared/\w+)\b", re.I)
+LINK = re.compile(r"\]\((?!\w+:)([^)#\s]+)")
 
 Finding = tuple[int, str]
 
@@ -74,8 +75,13 @@ def check_text(path: Path, lines: list[str]) -> Iterator[Finding]:
         for pattern, what in ((UNFINISHED, "unfinished"), (MACHINE_PATH, "path of one machine"), (REGISTRY, "name of a registry")):
             if found := pattern.search(line):
                 yield number, f"{what}: {found[0]}"
-        if path.suffix == ".md" and (found := OUTSIDE.search(line)):
+        if path.suffix != ".md":
+            continue
+        if found := OUTSIDE.search(line):
             yield number, f"not a word of the product: {found[0]}"
+        for target in LINK.findall(line):
+            if not (path.parent / target).exists():
+                yield number, f"link to nothing: {target}"
 
 
 def main() -> int:
