@@ -78,7 +78,7 @@ static int explain(struct copy *c, int error, uint32_t *failed_at, struct rd2h_e
   if (error == ESRCH || !rd2h_local_alive(c->peer))
     return rd2h_local_lost(c->peer, "has ended", err);
   if (c->i == c->b->n)
-    return rd2h_local_lost(c->peer, "runs another program now than the one that published its memory", err);
+    return rd2h_local_lost(c->peer, "has closed its engine, or runs another program now", err);
   *failed_at = c->i;
   struct piece p = piece_at(c, c->i);
   return rd2h_fail(err, RD2H_IO, "engine local: descriptor %u of %u: cannot copy byte %llu of %llu, from 0x%llx in process %u to "

@@ -32,8 +32,12 @@ uint8_t pattern_byte(uint64_t seed, uint64_t offset) {
 
 void pattern_fill(void *p, uint64_t seed, uint64_t offset, uint64_t n) {
   uint8_t *out = p;
-  for (uint64_t i = 0; i < n; i++)
-    out[i] = pattern_byte(seed, offset + i);
+  for (uint64_t i = 0; i < n;) {
+    uint64_t at = offset + i, word = pattern_word(seed, at / 8), k = 8 - at % 8;
+    k = k < n - i ? k : n - i;
+    memcpy(out + i, (uint8_t *)&word + at % 8, k);
+    i += k;
+  }
 }
 
 static bool serve(int control) {
