@@ -101,6 +101,7 @@ struct rd2h_heap {
   } *item;
   uint32_t n, cap;
 };
+int rd2h_heap_reserve(struct rd2h_heap *, uint32_t more); /* the next `more` pushes need no memory */
 int rd2h_heap_push(struct rd2h_heap *, uint64_t at, uint64_t key);
 bool rd2h_heap_pop(struct rd2h_heap *, uint64_t now, uint64_t *key); /* pops one item with at <= now */
 uint64_t rd2h_heap_next(const struct rd2h_heap *);                   /* RD2H_NEVER when empty */

@@ -1,17 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/base.h"
 
+int rd2h_heap_reserve(struct rd2h_heap *h, uint32_t more) {
+  if (h->cap - h->n >= more)
+    return RD2H_OK;
+  uint64_t cap = h->cap ? h->cap : 64;
+  while (cap - h->n < more)
+    cap *= 2;
+  if (cap > UINT32_MAX)
+    return RD2H_NOMEM;
+  struct rd2h_heap_item *item = rd2h_realloc(h->item, cap * sizeof *item);
+  if (!item)
+    return RD2H_NOMEM;
+  h->item = item;
+  h->cap = (uint32_t)cap;
+  return RD2H_OK;
+}
+
 int rd2h_heap_push(struct rd2h_heap *h, uint64_t at, uint64_t key) {
-  if (h->n == h->cap) {
-    if (h->cap > UINT32_MAX / 2)
-      return RD2H_NOMEM;
-    uint32_t cap = h->cap ? h->cap * 2 : 64;
-    struct rd2h_heap_item *item = rd2h_realloc(h->item, cap * sizeof *item);
-    if (!item)
-      return RD2H_NOMEM;
-    h->item = item;
-    h->cap = cap;
-  }
+  if (rd2h_heap_reserve(h, 1))
+    return RD2H_NOMEM;
   uint32_t i = h->n++;
   for (; i && h->item[(i - 1) / 2].at > at; i = (i - 1) / 2)
     h->item[i] = h->item[(i - 1) / 2];

@@ -317,6 +317,13 @@ static void test_heap(void **state) {
   rd2h_alloc_fail_at(0);
   assert_int_equal(rd2h_heap_next(&h), RD2H_NEVER);
   rd2h_heap_free(&h);
+  assert_int_equal(rd2h_heap_reserve(&h, 100), RD2H_OK);
+  rd2h_alloc_fail_at(1);
+  for (uint32_t i = 0; i < 100; i++)
+    assert_int_equal(rd2h_heap_push(&h, i, i), RD2H_OK); /* from what was reserved */
+  rd2h_alloc_fail_at(0);
+  assert_int_equal(rd2h_heap_reserve(&h, UINT32_MAX), RD2H_NOMEM);
+  rd2h_heap_free(&h);
 }
 
 int main(void) {

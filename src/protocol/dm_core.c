@@ -81,7 +81,11 @@ static bool act_room(rd2h_dm *m, uint32_t more) {
   return true;
 }
 
-bool dm_reserve(rd2h_dm *m) { return act_room(m, 8 * (m->peers.live + m->batches.live + m->reqs.live + 1)); }
+/* A record sets at most two deadlines before the next one is made; every peer may set one at any time. */
+bool dm_reserve(rd2h_dm *m) {
+  return act_room(m, 8 * (m->peers.live + m->batches.live + m->reqs.live + 1)) &&
+         rd2h_heap_reserve(&m->timers, m->peers.live + 4) == RD2H_OK;
+}
 
 struct rd2h_da *dm_emit(rd2h_dm *m, enum rd2h_da_kind kind, uint32_t peer, char *id, const char *text) {
   static struct rd2h_da lost;

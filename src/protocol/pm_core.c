@@ -88,7 +88,10 @@ static bool act_room(rd2h_pm *m, uint32_t more) {
 }
 
 /* Room for what one more record can cause, so that a settlement is never lost for want of memory. */
-bool pm_reserve(rd2h_pm *m) { return act_room(m, 4 * (m->eps.live + m->entries.live + m->links.live + m->reqs.live + 1)); }
+bool pm_reserve(rd2h_pm *m) {
+  return act_room(m, 4 * (m->eps.live + m->entries.live + m->links.live + m->reqs.live + 1)) &&
+         rd2h_heap_reserve(&m->timers, 3 * m->eps.live + 4) == RD2H_OK;
+}
 
 struct rd2h_pa *pm_emit(rd2h_pm *m, enum rd2h_pa_kind kind, uint32_t ep, char *id, char *ext, const char *text) {
   static struct rd2h_pa lost;

@@ -101,14 +101,14 @@ static int address_of(const struct rd2h_step_send *x, uint16_t port, char *out, 
 static int place(const rd2h_pw *w, struct pw_step *s, uint32_t i, bool fill, struct rd2h_error *err) {
   const struct rd2h_step_send *x = &s->view.send[i];
   char address[sizeof ((struct pw_group *)0)->address];
-  uint32_t first, count, member, ratio;
+  uint32_t first, count, member, ratio, d_tp = x->d_tp ? x->d_tp : w->o.tp_size;
   uint16_t port;
-  int rc = rd2h_plan_targets(w->o.tp_rank, w->o.tp_size, x->d_tp, &first, &count, err);
+  int rc = rd2h_plan_targets(w->o.tp_rank, w->o.tp_size, d_tp, &first, &count, err);
   /* Either all ranks have a port, or none of them is sent to. */
-  rc = rc ? rc : rd2h_plan_port(x->base_port, x->d_tp - 1, x->d_tp, &port, err);
+  rc = rc ? rc : rd2h_plan_port(x->base_port, d_tp - 1, d_tp, &port, err);
   for (uint32_t r = first; !rc && r < first + count; r++) {
-    rc = rd2h_plan_member(w->o.tp_rank, w->o.tp_size, r, x->d_tp, &member, &ratio, err);
-    rc = rc ? rc : rd2h_plan_port(x->base_port, r, x->d_tp, &port, err);
+    rc = rd2h_plan_member(w->o.tp_rank, w->o.tp_size, r, d_tp, &member, &ratio, err);
+    rc = rc ? rc : rd2h_plan_port(x->base_port, r, d_tp, &port, err);
     rc = rc ? rc : address_of(x, port, address, sizeof address, err);
     struct pw_group *g = rc ? NULL : group_of(s, address, x, member, ratio);
     if (!rc && !g)

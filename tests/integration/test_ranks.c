@@ -27,7 +27,7 @@ static void tp_sizes(uint32_t p_size, uint32_t d_size) {
       rig_write(&src[i], l, 2);
     for (uint32_t c = 0; c < 2; c++) {
       rig_send(&send, &r, base, c ? 4 : 0, c ? 7 : 4, c);
-      send.d_tp = d_size;
+      send.d_tp = p_size == d_size ? 0 : d_size; /* 0: Decode has not said, it has as many */
       rig_step(p[i], &send, 1, NULL);
       rig_layers(p[i], shape.layers);
     }
