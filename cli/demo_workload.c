@@ -61,7 +61,7 @@ static void describe(struct demo *d, uint32_t i, uint64_t *state) {
   r->blocks = (r->tokens + DEMO_BLOCK_TOKENS - 1) / DEMO_BLOCK_TOKENS;
   r->cached = i % 3 == 1 ? r->blocks / 4 : 0; /* every third prompt shares a prefix that Decode has seen */
   snprintf(r->ext_id, sizeof r->ext_id, "cmpl-demo-%u", i);
-  snprintf(r->id, sizeof r->id, "%s-%08x", r->ext_id, (uint32_t)next(state));
+  snprintf(r->id, sizeof r->id, "cmpl-demo-%u-%08x", i, (uint32_t)next(state));
   for (uint32_t k = 0; k < sizeof r->attempt; k++)
     r->attempt[k] = (uint8_t)next(state);
 }
