@@ -6,6 +6,7 @@ The rules live in the C library librd2h. This package is its Python face:
 * ``rd2h.vllm``: the vLLM connector ``SfaRemoteD2HConnector`` (needs vLLM 0.32);
 * ``rd2h.core``: the objects of the C API for other engines (needs nothing but cffi).
 """
+
 from rd2h.core import Rd2hError, version
 
 __all__ = ["Rd2hError", "version"]

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log lines of the C library in vLLM's log. They come from threads of their own, which must never wait for the interpreter: so they
-travel through a pipe that drops when it is full, and a daemon thread of Python's reads it, asleep while nothing is said."""
+"""Log lines of the C library in vLLM's log. They come from threads of their own, which must never wait for the interpreter: so
+they travel through a pipe that drops when it is full, and a daemon thread of Python's reads it, asleep while nothing is
+said."""
+
 from __future__ import annotations
 
 import fcntl
@@ -12,8 +14,12 @@ from rd2h._rd2h import lib
 from vllm.logger import init_logger
 
 logger = init_logger("vllm.rd2h")
-_LEVELS = {lib.RD2H_LOG_ERROR: logging.ERROR, lib.RD2H_LOG_WARN: logging.WARNING, lib.RD2H_LOG_INFO: logging.INFO,
-           lib.RD2H_LOG_DEBUG: logging.DEBUG}
+_LEVELS = {
+    lib.RD2H_LOG_ERROR: logging.ERROR,
+    lib.RD2H_LOG_WARN: logging.WARNING,
+    lib.RD2H_LOG_INFO: logging.INFO,
+    lib.RD2H_LOG_DEBUG: logging.DEBUG,
+}
 _lock = threading.Lock()
 _started_in = 0  # process id: a forked child has no reader thread
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether this vLLM is one that the adapters know: tested is 0.32. Whatever they rely on is compared at construction, so that another
-vLLM is refused with the name of what differs, instead of failing in the middle of a request."""
+"""Whether this vLLM is one that the adapters know: tested is 0.32. Whatever they rely on is compared at construction, so that
+another vLLM is refused with the name of what differs, instead of failing in the middle of a request."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -42,8 +43,14 @@ HOOKS = {
 FIELDS = {
     KVConnectorTransferResults: ("finished_sending", "finished_recving", "failed_recving"),
     KVConnectorOutput: ("finished_sending", "finished_recving", "failed_recving"),
-    SchedulerOutput: ("scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens", "scheduled_spec_decode_tokens",
-                      "preempted_req_ids", "finished_req_ids"),
+    SchedulerOutput: (
+        "scheduled_new_reqs",
+        "scheduled_cached_reqs",
+        "num_scheduled_tokens",
+        "scheduled_spec_decode_tokens",
+        "preempted_req_ids",
+        "finished_req_ids",
+    ),
     NewRequestData: ("req_id", "block_ids", "num_computed_tokens"),
     CachedRequestData: ("req_ids", "resumed_req_ids", "new_block_ids", "num_computed_tokens"),
     KVCacheConfig: ("num_blocks", "kv_cache_groups"),

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What vLLM's configuration and KV tensors say, as the flat values that the C library takes."""
+
 from __future__ import annotations
 
 import hashlib
@@ -51,7 +52,9 @@ def _check_groups(groups) -> dict[str, Any]:
         raise ValueError("the model has no KV cache: there is nothing to transfer")
     if len(groups) > 2:
         names = "; ".join(f"{g.layer_names[0]} and {len(g.layer_names) - 1} more" for g in groups)
-        raise ValueError(f"the model has {len(groups)} KV cache groups ({names}): main and indexer groups are served, no third one")
+        raise ValueError(
+            f"the model has {len(groups)} KV cache groups ({names}): main and indexer groups are served, no third one"
+        )
     specs: dict[str, Any] = {}
     for group in groups:
         specs.update(_layer_specs(group))
@@ -75,7 +78,9 @@ def engine(vllm_config, kv_cache_config) -> Engine:
     prefill = _role(transfer.kv_role)
     options = _vllm_options.read(transfer.kv_connector_extra_config)
     if os.environ.get("VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "0").lower() in ("1", "true"):
-        raise ValueError("VLLM_DISABLE_REQUEST_ID_RANDOMIZATION is set: two requests with one X-Request-Id would be one; unset it")
+        raise ValueError(
+            "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION is set: two requests with one X-Request-Id would be one; unset it"
+        )
     _check_parallel(parallel, prefill)
     groups = kv_cache_config.kv_cache_groups
     specs = _check_groups(groups)
@@ -85,10 +90,21 @@ def engine(vllm_config, kv_cache_config) -> Engine:
     core.rank_port(transfer.kv_port, dp_rank, 0, parallel.tensor_parallel_size)
     sharded = not vllm_config.model_config.use_mla
     return Engine(
-        prefill=prefill, options=options, engine_id=transfer.engine_id, kv_port=transfer.kv_port, dp_rank=dp_rank,
-        tp_size=parallel.tensor_parallel_size, pp_size=parallel.pipeline_parallel_size, num_blocks=kv_cache_config.num_blocks,
-        block_sizes=tuple(g.kv_cache_spec.block_size for g in groups), main_group=main_group, indexer_group=indexer_group,
-        groups=names, specs=specs, total_kv_heads=vllm_config.model_config.get_total_num_kv_heads() if sharded else 0)
+        prefill=prefill,
+        options=options,
+        engine_id=transfer.engine_id,
+        kv_port=transfer.kv_port,
+        dp_rank=dp_rank,
+        tp_size=parallel.tensor_parallel_size,
+        pp_size=parallel.pipeline_parallel_size,
+        num_blocks=kv_cache_config.num_blocks,
+        block_sizes=tuple(g.kv_cache_spec.block_size for g in groups),
+        main_group=main_group,
+        indexer_group=indexer_group,
+        groups=names,
+        specs=specs,
+        total_kv_heads=vllm_config.model_config.get_total_num_kv_heads() if sharded else 0,
+    )
 
 
 def heads(e: Engine, tp_rank: int) -> tuple[int, int, int]:
@@ -102,7 +118,13 @@ def heads(e: Engine, tp_rank: int) -> tuple[int, int, int]:
 def _planes(name: str, cache, num_blocks: int) -> list[torch.Tensor]:
     """The tensors of one layer, rows of blocks first: one, or K and V."""
     parts = list(cache) if isinstance(cache, (list, tuple)) else [cache]
-    if len(parts) == 1 and parts[0].dim() > 1 and parts[0].shape[0] == 2 and num_blocks != 2 and parts[0].shape[1] % num_blocks == 0:
+    if (
+        len(parts) == 1
+        and parts[0].dim() > 1
+        and parts[0].shape[0] == 2
+        and num_blocks != 2
+        and parts[0].shape[1] % num_blocks == 0
+    ):
         parts = list(parts[0].unbind(0))  # K and V one after the other
     for t in parts:
         what = f"{name}: KV tensor of shape {tuple(t.shape)}, strides {t.stride()}, {t.dtype}"
@@ -125,8 +147,10 @@ def tensors(e: Engine, kv_caches: dict[str, Any]) -> list[core.KvTensor]:
         page = e.specs[name].page_size_bytes
         if held != page * e.num_blocks:
             shapes = ", ".join(f"{tuple(t.shape)} {t.dtype}" for t in parts)
-            raise ValueError(f"{name}: KV of shape {shapes} has {held} bytes; {e.num_blocks} blocks of {page} bytes are "
-                             f"{page * e.num_blocks} (a padded or quantised layout that is not served)")
+            raise ValueError(
+                f"{name}: KV of shape {shapes} has {held} bytes; {e.num_blocks} blocks of {page} bytes are "
+                f"{page * e.num_blocks} (a padded or quantised layout that is not served)"
+            )
         found += [core.KvTensor(name, group_of[name], t.data_ptr(), t.nbytes // t.shape[0], t.shape[0]) for t in parts]
     return found
 
@@ -142,8 +166,8 @@ def memory(kv_caches: dict[str, Any]) -> list[tuple[int, int]]:
 
 
 def fingerprint(e: Engine, kv_caches: dict[str, Any]) -> str:
-    """What must be equal on both sides and byte counts cannot tell: element type and shape of a main block. Indexers are left out:
-    a pipeline stage may have none."""
+    """What must be equal on both sides and byte counts cannot tell: element type and shape of a main block. Indexers are left
+    out: a pipeline stage may have none."""
     kinds = set()
     for name, cache in kv_caches.items():
         if "indexer" not in name.lower():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The options of ``kv_connector_extra_config``: one table with name, kind, default, range and help. Reading, the texts of errors
 and the table in the documentation all come from it. Run ``python -m rd2h._vllm_options`` to print it."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -43,14 +44,32 @@ def _ms(name: str, default: int, low: int, high: int, role: str, text: str) -> O
 
 
 OPTIONS = (
-    Option("transfer_backend", "choice", REQUIRED, ("auto", "local"), "both",
-           "transfer engine: local reads another process of this host; auto takes the best one that is there"),
-    Option("on_read_failure", "choice", "isolate", ("isolate", "raise"), "P",
-           "a failed or lost reader ends only its requests (isolate), or the engine (raise)"),
+    Option(
+        "transfer_backend",
+        "choice",
+        REQUIRED,
+        ("auto", "local"),
+        "both",
+        "transfer engine: local reads another process of this host; auto takes the best one that is there",
+    ),
+    Option(
+        "on_read_failure",
+        "choice",
+        "isolate",
+        ("isolate", "raise"),
+        "P",
+        "a failed or lost reader ends only its requests (isolate), or the engine (raise)",
+    ),
     Option("host", "text", "127.0.0.1", (), "both", "address under which the other engine reaches this process"),
     Option("bind_host", "text", "", (), "D", "address that the control port binds; not set: that of host"),
-    Option("layer_gate", "choice", "auto", ("auto", "always", "never"), "P",
-           "wait before a layer is written until its readers have answered; auto: only where layers share storage"),
+    Option(
+        "layer_gate",
+        "choice",
+        "auto",
+        ("auto", "always", "never"),
+        "P",
+        "wait before a layer is written until its readers have answered; auto: only where layers share storage",
+    ),
     _ms("handshake_ms", 10_000, 100, 10 * MINUTE, "P", "connect to a Decode rank and have the layout acknowledged"),
     _ms("hold_ms", 240_000, 100, DAY, "P", "longest wait for a reader's answer before it is given up"),
     _ms("liveness_ms", 5_000, 100, 10 * MINUTE, "P", "a process that is silent for so long is dead"),
@@ -65,8 +84,14 @@ OPTIONS = (
     Option("max_message_mb", "int", 64, (1, 1_024), "D", "largest control message, in MiB"),
     Option("max_peers", "int", 4_096, (1, 65_536), "D", "Prefill ranks connected at once"),
     Option("max_requests", "int", 65_536, (1, 1_048_576), "D", "requests that wait for KV at once"),
-    Option("reply_on_read_failure", "bool", False, (), "D",
-           "answer a Prefill of the older protocol with READ_FAILED when any read of its batch failed"),
+    Option(
+        "reply_on_read_failure",
+        "bool",
+        False,
+        (),
+        "D",
+        "answer a Prefill of the older protocol with READ_FAILED when any read of its batch failed",
+    ),
     Option("legacy_metaserver", "bool", False, (), "D", "an HTTP error of the metaserver counts as delivered"),
     _ms("connect_timeout_ms", 3_000, 10, 10 * MINUTE, "D", "one attempt to reach the metaserver"),
     Option("max_attempts", "int", 5, (1, 1_000), "D", "attempts to reach the metaserver"),

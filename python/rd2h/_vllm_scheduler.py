@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler halves: vLLM's requests and scheduler output as the flat values of the C library. No rule of the protocol is here."""
+"""The scheduler halves: vLLM's requests and scheduler output as the flat values of the C library. No rule of the protocol is
+here."""
+
 from __future__ import annotations
 
 import json
@@ -43,7 +45,9 @@ class PrefillHalf:
             self._add(request_id, cached.num_computed_tokens[i], scheduled, spec, cached.new_block_ids[i], resumed)
         return self._c.step_end()
 
-    def _add(self, request_id: str, computed: int, scheduled: dict[str, int], spec: dict[str, list[int]], blocks, whole: bool) -> None:
+    def _add(
+        self, request_id: str, computed: int, scheduled: dict[str, int], spec: dict[str, list[int]], blocks, whole: bool
+    ) -> None:
         self._c.step_add(request_id, computed, scheduled.get(request_id, 0), len(spec.get(request_id, ())), blocks, whole)
 
     def finished(self, request) -> bool:
@@ -65,9 +69,16 @@ class DecodeHalf:
     def __init__(self, e: Engine) -> None:
         o = e.options
         self._c = core.DecodeScheduler(
-            e.block_sizes, e.main_group, e.indexer_group, host=o["host"], kv_port=e.kv_port, dp_rank=e.dp_rank, tp_size=e.tp_size,
-            engine_id=e.engine_id, **{n: o[n] for n in ("legacy_metaserver", "connect_timeout_ms", "max_attempts",
-                                                        "answer_timeout_ms", "max_inflight")})
+            e.block_sizes,
+            e.main_group,
+            e.indexer_group,
+            host=o["host"],
+            kv_port=e.kv_port,
+            dp_rank=e.dp_rank,
+            tp_size=e.tp_size,
+            engine_id=e.engine_id,
+            **{n: o[n] for n in ("legacy_metaserver", "connect_timeout_ms", "max_attempts", "answer_timeout_ms", "max_inflight")},
+        )
 
     def matched(self, request, computed: int) -> int:
         params = params_json(request)

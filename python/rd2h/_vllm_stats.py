@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counters of the C workers for vLLM's log line and its Prometheus page. Only what grows is passed on, as the difference since the
-last step: such numbers may be added up over ranks and over time."""
+"""Counters of the C workers for vLLM's log line and its Prometheus page. Only what grows is passed on, as the difference since
+the last step: such numbers may be added up over ranks and over time."""
+
 from __future__ import annotations
 
 from typing import Any

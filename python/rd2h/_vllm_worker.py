@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The worker halves: the registered KV tensors as a layout, a step's bytes handed to the C worker, its outcomes handed to vLLM."""
+"""The worker halves: the registered KV tensors as a layout, a step's bytes handed to the C worker, its outcomes handed to
+vLLM."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -26,10 +28,18 @@ class PrefillRank:
         gate = o["layer_gate"]
         self._gated = gate == "always" or (gate == "auto" and self._layout.shares_storage())
         self._c = core.Prefill(
-            self._layout, _vllm_model.memory(kv_caches), tp_rank=tp.rank_in_group, tp_size=e.tp_size, pp_rank=pp.rank_in_group,
-            pp_size=e.pp_size, host=o["host"], engine=o["transfer_backend"],
-            on_read_failure=core.lib.RD2H_RAISE if self.raises else core.lib.RD2H_ISOLATE, max_queue_bytes_mb=o["max_queue_mb"],
-            **_pick(o, "handshake_ms", "hold_ms", "liveness_ms", "settle_ms"))
+            self._layout,
+            _vllm_model.memory(kv_caches),
+            tp_rank=tp.rank_in_group,
+            tp_size=e.tp_size,
+            pp_rank=pp.rank_in_group,
+            pp_size=e.pp_size,
+            host=o["host"],
+            engine=o["transfer_backend"],
+            on_read_failure=core.lib.RD2H_RAISE if self.raises else core.lib.RD2H_ISOLATE,
+            max_queue_bytes_mb=o["max_queue_mb"],
+            **_pick(o, "handshake_ms", "hold_ms", "liveness_ms", "settle_ms"),
+        )
 
     def step(self, blob: bytes) -> None:
         self._c.step(blob)
@@ -72,11 +82,29 @@ class DecodeRank:
         self._layout = _layout(e, kv_caches, tp.rank_in_group)
         # Plain vLLM: every rank has complete main KV of its own, so it pulls all of it (rank 0 of 1).
         self._c = core.Decode(
-            self._layout, _vllm_model.memory(kv_caches), bind_host=o["bind_host"],
-            port=core.rank_port(e.kv_port, e.dp_rank, tp.rank_in_group, e.tp_size), tp_rank=tp.rank_in_group, tp_size=e.tp_size,
-            main_rank=0, main_ranks=1, engine=o["transfer_backend"],
-            **_pick(o, "engine_threads", "park_ms", "queue_ms", "progress_ms", "probe_ms", "reply_on_read_failure", "max_peers",
-                    "max_requests", "max_message_mb", "read_timeout_ms"))
+            self._layout,
+            _vllm_model.memory(kv_caches),
+            bind_host=o["bind_host"],
+            port=core.rank_port(e.kv_port, e.dp_rank, tp.rank_in_group, e.tp_size),
+            tp_rank=tp.rank_in_group,
+            tp_size=e.tp_size,
+            main_rank=0,
+            main_ranks=1,
+            engine=o["transfer_backend"],
+            **_pick(
+                o,
+                "engine_threads",
+                "park_ms",
+                "queue_ms",
+                "progress_ms",
+                "probe_ms",
+                "reply_on_read_failure",
+                "max_peers",
+                "max_requests",
+                "max_message_mb",
+                "read_timeout_ms",
+            ),
+        )
 
     def step(self, blob: bytes) -> None:
         self._c.step(blob)
@@ -103,8 +131,14 @@ class DecodeRank:
 
 
 def _layout(e: Engine, kv_caches: dict[str, Any], tp_rank: int) -> core.Layout:
-    return core.Layout(_vllm_model.tensors(e, kv_caches), e.num_blocks, e.main_group, e.indexer_group,
-                       _vllm_model.heads(e, tp_rank), _vllm_model.fingerprint(e, kv_caches))
+    return core.Layout(
+        _vllm_model.tensors(e, kv_caches),
+        e.num_blocks,
+        e.main_group,
+        e.indexer_group,
+        _vllm_model.heads(e, tp_rank),
+        _vllm_model.fingerprint(e, kv_caches),
+    )
 
 
 def create(e: Engine, kv_caches: dict[str, Any]) -> Any:

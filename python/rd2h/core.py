@@ -4,6 +4,7 @@
 Every object owns one C object; ``close()`` destroys it (bounded, may be called again) and the garbage collector does so too.
 An object belongs to one thread unless its C header says otherwise. What the calls mean is written in include/rd2h/*.h.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -71,7 +72,8 @@ def rank_port(kv_port: int, dp_rank: int, tp_rank: int, tp_size: int) -> int:
 
 @dataclass(frozen=True)
 class KvTensor:
-    """One KV tensor: `rows` contiguous rows of `row_bytes` bytes at address `base`; rows is a multiple of the number of blocks."""
+    """One KV tensor: `rows` contiguous rows of `row_bytes` bytes at address `base`; rows is a multiple of the number of
+    blocks."""
 
     layer: str
     group: int
@@ -151,16 +153,31 @@ class Layout(_Owned):
 
     _destroy = staticmethod(lambda p: lib.rd2h_layout_destroy(p))
 
-    def __init__(self, tensors: Sequence[KvTensor], num_blocks: int, main_group: int, indexer_group: int,
-                 heads: tuple[int, int, int] = (0, 0, 0), fingerprint: str = "") -> None:
+    def __init__(
+        self,
+        tensors: Sequence[KvTensor],
+        num_blocks: int,
+        main_group: int,
+        indexer_group: int,
+        heads: tuple[int, int, int] = (0, 0, 0),
+        fingerprint: str = "",
+    ) -> None:
         super().__init__()
         array = ffi.new("struct rd2h_kv_tensor[]", max(len(tensors), 1))
         for c, t in zip(array, tensors):
             name = ffi.new("char[]", t.layer.encode())
             self._keep.append(name)
             c.layer, c.group, c.base, c.row_bytes, c.rows = name, t.group, t.base, t.row_bytes, t.rows
-        opts = self._options("rd2h_layout_opts", num_blocks=num_blocks, main_group=main_group, indexer_group=indexer_group,
-                             head_first=heads[0], head_count=heads[1], head_total=heads[2], fingerprint=fingerprint)
+        opts = self._options(
+            "rd2h_layout_opts",
+            num_blocks=num_blocks,
+            main_group=main_group,
+            indexer_group=indexer_group,
+            head_first=heads[0],
+            head_count=heads[1],
+            head_total=heads[2],
+            fingerprint=fingerprint,
+        )
         out, err = ffi.new("rd2h_layout **"), _error()
         _check(lib.rd2h_layout_create(array, len(tensors), opts, out, err), err)
         self._p = out[0]
@@ -210,22 +227,33 @@ class PrefillScheduler(_Owned):
 
     def __init__(self, block_sizes: Sequence[int], main_group: int, indexer_group: int, **options) -> None:
         super().__init__()
-        opts = self._options("rd2h_prefill_scheduler_opts", n_groups=len(block_sizes), block_size=list(block_sizes),
-                             main_group=main_group, indexer_group=indexer_group, **options)
+        opts = self._options(
+            "rd2h_prefill_scheduler_opts",
+            n_groups=len(block_sizes),
+            block_size=list(block_sizes),
+            main_group=main_group,
+            indexer_group=indexer_group,
+            **options,
+        )
         self._create(lib.rd2h_prefill_scheduler_create, opts, "rd2h_prefill_scheduler")
 
     def alloc(self, request_id: str, params: str | None, num_tokens: int, blocks: Iterable[Sequence[int]]) -> bool:
         err, b = _error(), _Blocks(blocks)
-        return bool(_check(lib.rd2h_prefill_scheduler_alloc(self._p, request_id.encode(), _bytes(params), num_tokens, b.table, err), err))
+        return bool(
+            _check(lib.rd2h_prefill_scheduler_alloc(self._p, request_id.encode(), _bytes(params), num_tokens, b.table, err), err)
+        )
 
     def step_begin(self) -> None:
         lib.rd2h_prefill_scheduler_step_begin(self._p)
 
-    def step_add(self, request_id: str, computed: int, scheduled: int, spec: int, blocks: Iterable[Sequence[int]] | None,
-                 resumed: bool) -> None:
+    def step_add(
+        self, request_id: str, computed: int, scheduled: int, spec: int, blocks: Iterable[Sequence[int]] | None, resumed: bool
+    ) -> None:
         err, b = _error(), None if blocks is None else _Blocks(blocks)
         table = ffi.NULL if b is None else b.table
-        _check(lib.rd2h_prefill_scheduler_step_add(self._p, request_id.encode(), computed, scheduled, spec, table, resumed, err), err)
+        _check(
+            lib.rd2h_prefill_scheduler_step_add(self._p, request_id.encode(), computed, scheduled, spec, table, resumed, err), err
+        )
 
     def step_preempted(self, request_id: str) -> None:
         lib.rd2h_prefill_scheduler_step_preempted(self._p, request_id.encode())
@@ -254,21 +282,37 @@ class DecodeScheduler(_Owned):
 
     def __init__(self, block_sizes: Sequence[int], main_group: int, indexer_group: int, **options) -> None:
         super().__init__()
-        opts = self._options("rd2h_decode_scheduler_opts", n_groups=len(block_sizes), block_size=list(block_sizes),
-                             main_group=main_group, indexer_group=indexer_group, **options)
+        opts = self._options(
+            "rd2h_decode_scheduler_opts",
+            n_groups=len(block_sizes),
+            block_size=list(block_sizes),
+            main_group=main_group,
+            indexer_group=indexer_group,
+            **options,
+        )
         self._create(lib.rd2h_decode_scheduler_create, opts, "rd2h_decode_scheduler")
 
     def matched(self, request_id: str, params: str | None, prompt_tokens: int, computed: int) -> int:
         tokens, err = ffi.new("uint64_t *"), _error()
-        _check(lib.rd2h_decode_scheduler_matched(self._p, request_id.encode(), _bytes(params), prompt_tokens, computed, tokens, err), err)
+        _check(
+            lib.rd2h_decode_scheduler_matched(self._p, request_id.encode(), _bytes(params), prompt_tokens, computed, tokens, err),
+            err,
+        )
         return tokens[0]
 
-    def alloc(self, request_id: str, params: str | None, prompt_tokens: int, external: int,
-              blocks: Iterable[Sequence[int]]) -> bool:
+    def alloc(
+        self, request_id: str, params: str | None, prompt_tokens: int, external: int, blocks: Iterable[Sequence[int]]
+    ) -> bool:
         """True when the request waits for KV now."""
         err, b = _error(), _Blocks(blocks)
-        return bool(_check(lib.rd2h_decode_scheduler_alloc(self._p, request_id.encode(), _bytes(params), prompt_tokens, external,
-                                                           b.table, err), err))
+        return bool(
+            _check(
+                lib.rd2h_decode_scheduler_alloc(
+                    self._p, request_id.encode(), _bytes(params), prompt_tokens, external, b.table, err
+                ),
+                err,
+            )
+        )
 
     def step_end(self) -> bytes:
         out, err = ffi.new("struct rd2h_bytes *"), _error()

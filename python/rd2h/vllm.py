@@ -7,20 +7,26 @@
      "kv_role": "kv_producer" | "kv_consumer", "kv_port": 14579,
      "kv_connector_extra_config": {"transfer_backend": "auto"}}
 
-The options are those of ``rd2h._vllm_options``. Tested with vLLM 0.32. Errors at start-up are one line; at run time no hook raises
-(an exception in a hook ends a vLLM server) but on Prefill with ``on_read_failure`` set to ``raise``.
+The options are those of ``rd2h._vllm_options``. Tested with vLLM 0.32. Errors at start-up are one line; at run time no hook
+raises (an exception in a hook ends a vLLM server) but on Prefill with ``on_read_failure`` set to ``raise``.
 """
+
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
 from typing import Any
 
-from rd2h import _log, _vllm_compat, _vllm_model, _vllm_scheduler, _vllm_worker
+from rd2h import Rd2hError, _log, _vllm_compat, _vllm_model, _vllm_scheduler, _vllm_worker
 from rd2h._vllm_stats import Growth, Rd2hPromMetrics, Rd2hStats
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole, KVConnectorTransferResults, SupportsHMA)
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    SupportsHMA,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector as VllmMultiConnector
 from vllm.logger import init_logger
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
@@ -44,10 +50,11 @@ def _safe(default):
         def call(self, *args, **kwargs):
             try:
                 return hook(self, *args, **kwargs)
-            except Exception:
+            except Exception as e:
                 if self._raises():
                     raise
-                logger.exception("rd2h: %s failed; the engine goes on", hook.__name__)
+                known = isinstance(e, Rd2hError)  # its line says all; of anything else the place must be known
+                logger.error("%s: %s", hook.__name__, e, exc_info=None if known else e)
                 return default()
 
         return call

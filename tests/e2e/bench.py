@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engines of one model under test: Prefill and Decode in two processes with a metaserver between them, and a single engine beside
-them that says what is right."""
+"""The engines of one model under test: Prefill and Decode in two processes with a metaserver between them, and a single engine
+beside them that says what is right."""
+
 from __future__ import annotations
 
 import functools
@@ -31,9 +32,16 @@ class EngineError(RuntimeError):
     """An engine process ended or did not answer; the text ends with its last output."""
 
 
-ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-               "OMP_NUM_THREADS": "1", "VLLM_PLUGINS": "rd2h_cpu_sparse", "TOKENIZERS_PARALLELISM": "false",
-               "VLLM_LOGGING_LEVEL": "WARNING"}
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_PLUGINS": "rd2h_cpu_sparse",
+    "TOKENIZERS_PARALLELISM": "false",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+}
 
 
 @functools.cache
@@ -160,9 +168,20 @@ class Bench:
         port = free_port()
 
         def start(name: str, core: int, role: str | None) -> Engine:
-            kv = role and {"kv_connector": "SfaRemoteD2HConnector", "kv_connector_module_path": "rd2h.vllm", "kv_role": role,
-                           "kv_port": port, "kv_connector_extra_config": {"transfer_backend": "auto"}}
-            config = {"model": str(models / model.folder), "overrides": model.overrides, "kv": kv, "core": core, "engine": engine or {}}
+            kv = role and {
+                "kv_connector": "SfaRemoteD2HConnector",
+                "kv_connector_module_path": "rd2h.vllm",
+                "kv_role": role,
+                "kv_port": port,
+                "kv_connector_extra_config": {"transfer_backend": "auto"},
+            }
+            config = {
+                "model": str(models / model.folder),
+                "overrides": model.overrides,
+                "kv": kv,
+                "core": core,
+                "engine": engine or {},
+            }
             return Engine(name, config, logs / f"{model.name}-{name}.log")
 
         self.p = start("prefill", cores[0], "kv_producer")

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """One vLLM engine in a process of its own, driven through a pipe: `serve` is its main function.
 
-config: model, overrides, kv (a KV transfer configuration or None), engine (more engine arguments), core (CPU to stay on). Commands and
-events are dicts. An engine that runs in its own process is not polled while idle, so this one keeps stepping as long as the scheduler
-holds a request, and sleeps on the pipe otherwise.
+config: model, overrides, kv (a KV transfer configuration or None), engine (more engine arguments), core (CPU to stay on).
+Commands and events are dicts. An engine that runs in its own process is not polled while idle, so this one keeps stepping as
+long as the scheduler holds a request, and sleeps on the pipe otherwise.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -32,11 +33,22 @@ def make_engine(config: dict[str, Any]):
     from vllm import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    arguments = {"dtype": "float32", "enforce_eager": True, "max_model_len": 1024, "max_num_seqs": 4, "seed": 0,
-                 "kv_cache_memory_bytes": 64 << 20, "disable_log_stats": True, "compilation_config": {"custom_ops": ["none"]},
-                 **config.get("engine", {})}
-    return LLMEngine.from_engine_args(EngineArgs(model=config["model"], hf_overrides=config.get("overrides") or {},
-                                                 kv_transfer_config=config.get("kv"), **arguments))
+    arguments = {
+        "dtype": "float32",
+        "enforce_eager": True,
+        "max_model_len": 1024,
+        "max_num_seqs": 4,
+        "seed": 0,
+        "kv_cache_memory_bytes": 64 << 20,
+        "disable_log_stats": True,
+        "compilation_config": {"custom_ops": ["none"]},
+        **config.get("engine", {}),
+    }
+    return LLMEngine.from_engine_args(
+        EngineArgs(
+            model=config["model"], hf_overrides=config.get("overrides") or {}, kv_transfer_config=config.get("kv"), **arguments
+        )
+    )
 
 
 class Kv:
@@ -156,22 +168,33 @@ class Driver:
         for out in self._engine.step():
             if out.finished:
                 outputs = sorted(out.outputs, key=lambda o: o.index)
-                self.say(event="finished", id=out.request_id, tokens=[list(o.token_ids) for o in outputs],
-                         reasons=[o.finish_reason for o in outputs])
+                self.say(
+                    event="finished",
+                    id=out.request_id,
+                    tokens=[list(o.token_ids) for o in outputs],
+                    reasons=[o.finish_reason for o in outputs],
+                )
         if self._alone:
             for request_id, request in list(self._scheduler.requests.items()):
                 if request.num_output_tokens:
                     self._watch.computed(request_id)
 
     # ---- commands ----
-    def do_add(self, id: str, prompt: list[int], max_tokens: int, n: int = 1, params: dict | None = None,
-               abort_after: int = 0) -> None:
+    def do_add(
+        self, id: str, prompt: list[int], max_tokens: int, n: int = 1, params: dict | None = None, abort_after: int = 0
+    ) -> None:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         greedy = {"temperature": 0} if n == 1 else {"temperature": 1, "top_k": 1}  # vLLM wants a temperature where n > 1
-        sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True, n=n, output_kind=RequestOutputKind.FINAL_ONLY,
-                                  extra_args={"kv_transfer_params": params} if params else None, **greedy)
+        sampling = SamplingParams(
+            max_tokens=max_tokens,
+            ignore_eos=True,
+            n=n,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            extra_args={"kv_transfer_params": params} if params else None,
+            **greedy,
+        )
         self._engine.add_request(id, {"prompt_token_ids": prompt}, sampling)
         if abort_after:
             self._aborts[id] = abort_after
@@ -185,9 +208,20 @@ class Driver:
         from vllm.v1.engine import EngineCoreRequest
 
         sampling = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": dict(params)})
-        self._engine.engine_core.add_request(EngineCoreRequest(
-            request_id=id, prompt_token_ids=[0], mm_features=None, sampling_params=sampling, pooling_params=None,
-            arrival_time=time.time(), lora_request=None, cache_salt=None, data_parallel_rank=None, abort_immediately=True))
+        self._engine.engine_core.add_request(
+            EngineCoreRequest(
+                request_id=id,
+                prompt_token_ids=[0],
+                mm_features=None,
+                sampling_params=sampling,
+                pooling_params=None,
+                arrival_time=time.time(),
+                lora_request=None,
+                cache_salt=None,
+                data_parallel_rank=None,
+                abort_immediately=True,
+            )
+        )
 
     def do_set(self, active: int | None = None, recompute: bool | None = None) -> None:
         """Settings that vLLM's scheduler reads at every step; they save an engine start for every combination."""
@@ -201,9 +235,12 @@ class Driver:
         return self._engine.reset_prefix_cache()
 
     def do_state(self) -> dict[str, Any]:
-        return {"requests": len(self._scheduler.requests),
-                "free_blocks": self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
-                "prompt_tokens": self._watch.prompt_tokens, "stats": self._stats()}
+        return {
+            "requests": len(self._scheduler.requests),
+            "free_blocks": self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
+            "prompt_tokens": self._watch.prompt_tokens,
+            "stats": self._stats(),
+        }
 
     def _stats(self) -> dict[str, int]:
         from vllm.distributed.kv_transfer import get_kv_transfer_group

@@ -2,9 +2,11 @@
 """A test metaserver: Decode posts where its destinations wait, Prefill is told, the answer comes when Prefill has finished.
 
 It plays the part of a proxy: requests are registered before they go to Decode. What happens to each is scripted by `Plan`."""
+
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,8 +31,18 @@ class Plan:
     body: dict[str, Any] = field(default_factory=dict)
 
 
+class _Http(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request, client_address) -> None:
+        """A client that hung up is no error of the server's."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
+
+
 class Metaserver:
-    """prefill(request id, plan, params) starts a prefill and returns a function that waits for its end: True when it succeeded."""
+    """prefill(request id, plan, params) starts a prefill and returns a function that waits for its end: True when it
+    succeeded."""
 
     def __init__(self, prefill: Callable[[str, Plan, dict], Callable[[float], bool]]) -> None:
         self._prefill = prefill
@@ -39,8 +51,7 @@ class Metaserver:
         self._waits: dict[str, Callable[[float], bool]] = {}
         self.posts: list[str] = []
         self.open = 0  # posts that have no answer yet
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._http.daemon_threads = True
+        self._http = _Http(("127.0.0.1", 0), self._handler())
         self.url = f"http://127.0.0.1:{self._http.server_port}/v1/metaserver"
         threading.Thread(target=self._http.serve_forever, daemon=True).start()
 

@@ -3,6 +3,7 @@
 
 models.py FOLDER [NAME...] makes those that are not there yet (all by default).
 """
+
 from __future__ import annotations
 
 import json
@@ -15,16 +16,42 @@ WORDS = 512  # token ids below 4 are special
 SEED = 20_240
 BLOCK = {"mla": 16, "attention": 128}  # tokens of a KV block on vLLM's CPU platform
 
-_COMMON = {"vocab_size": WORDS, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "max_position_embeddings": 2048,
-           "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False, "initializer_range": 0.2}
-_MLA = {**_COMMON, "num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 512,
-        "qk_nope_head_dim": 32, "qk_rope_head_dim": 64, "v_head_dim": 32, "n_routed_experts": 4, "n_shared_experts": 1,
-        "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 32,
-        "first_k_dense_replace": _COMMON["num_hidden_layers"]}
+_COMMON = {
+    "vocab_size": WORDS,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.2,
+}
+_MLA = {
+    **_COMMON,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 32,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": _COMMON["num_hidden_layers"],
+}
 _SPARSE = {**_MLA, "index_n_heads": 4, "index_head_dim": 128, "index_topk": 64}
 _LLAMA = {**_COMMON, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32}
-ARCHITECTURES = {"dsv32": ("deepseek_v32", _SPARSE), "glm5": ("glm_moe_dsa", _SPARSE), "dsv3": ("deepseek_v3", _MLA),
-                 "llama": ("llama", _LLAMA)}
+ARCHITECTURES = {
+    "dsv32": ("deepseek_v32", _SPARSE),
+    "glm5": ("glm_moe_dsa", _SPARSE),
+    "dsv3": ("deepseek_v3", _MLA),
+    "llama": ("llama", _LLAMA),
+}
 
 
 @dataclass(frozen=True)
@@ -65,13 +92,16 @@ def _model(name: str, folder: str, title: str, **overrides) -> Model:
     return Model(name, folder, title, overrides, folder in ("dsv32", "glm5"), block, _bytes(folder, overrides))
 
 
-MODELS = {m.name: m for m in (
-    _model("dsv32", "dsv32", "DeepSeek-V3.2"),
-    _model("glm5", "glm5", "GLM-5"),
-    _model("glm5-fsfs", "glm5", "GLM-5, every second layer without an indexer", index_topk_pattern="FSFS"),
-    _model("dsv3", "dsv3", "DeepSeek-V3 (MLA)"),
-    _model("llama", "llama", "Llama (plain attention)"),
-)}
+MODELS = {
+    m.name: m
+    for m in (
+        _model("dsv32", "dsv32", "DeepSeek-V3.2"),
+        _model("glm5", "glm5", "GLM-5"),
+        _model("glm5-fsfs", "glm5", "GLM-5, every second layer without an indexer", index_topk_pattern="FSFS"),
+        _model("dsv3", "dsv3", "DeepSeek-V3 (MLA)"),
+        _model("llama", "llama", "Llama (plain attention)"),
+    )
+}
 
 
 def _tokenizer(folder: Path) -> None:

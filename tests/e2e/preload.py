@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imported once, by the fork server that all engine processes come from: importing vLLM takes longer than all that they do with it.
-Nothing here may start a thread or make an engine."""
+"""Imported once, by the fork server that all engine processes come from: importing vLLM takes longer than all that they do with
+it. Nothing here may start a thread or make an engine."""
+
 import rd2h_cpu_sparse
 
 rd2h_cpu_sparse.register()  # as vLLM does with installed plugins

@@ -4,6 +4,7 @@
 
 run.py [--models a,b] [--scenarios c,d] [--json FILE] [--list]. Needs an interpreter that has vLLM and rd2h.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -33,14 +34,27 @@ def chosen(names: str | None, known: list[str], what: str) -> list[str]:
 
 def engine_arguments(model: Model) -> dict:
     """Plain attention: prompts of 700 tokens come in three chunks, and what was computed is found again."""
-    return {"max_num_batched_tokens": 256, "enable_chunked_prefill": True, "enable_prefix_caching": True} if model.name == "llama" else {}
+    return (
+        {"max_num_batched_tokens": 256, "enable_chunked_prefill": True, "enable_prefix_caching": True}
+        if model.name == "llama"
+        else {}
+    )
 
 
 def line(row: Row, seconds: float) -> str:
-    ratio = f"{row.pulled_bytes / row.oracle_bytes:.3f}" if row.oracle_bytes else "nothing" if not row.pulled_bytes else "too much"
-    return FORM.format(row.model, row.scenario, "equal" if row.equal else "DIFFER", "equal" if row.kv_equal else "DIFFER",
-                       f"{row.pulled_bytes / 1024:.0f} KiB", ratio, f"{row.prefill_tokens_on_decode} of {row.expected_prefill}",
-                       f"{seconds:.1f}")
+    ratio = (
+        f"{row.pulled_bytes / row.oracle_bytes:.3f}" if row.oracle_bytes else "nothing" if not row.pulled_bytes else "too much"
+    )
+    return FORM.format(
+        row.model,
+        row.scenario,
+        "equal" if row.equal else "DIFFER",
+        "equal" if row.kv_equal else "DIFFER",
+        f"{row.pulled_bytes / 1024:.0f} KiB",
+        ratio,
+        f"{row.prefill_tokens_on_decode} of {row.expected_prefill}",
+        f"{seconds:.1f}",
+    )
 
 
 def broken(model: Model, scenario: Scenario, error: Exception) -> Row:
@@ -77,8 +91,12 @@ def main() -> int:
     ask.add_argument("--list", action="store_true", help="say what there is")
     a = ask.parse_args()
     if a.list:
-        print("\n".join([f"model     {m.name:<18} {m.title}" for m in MODELS.values()] +
-                        [f"scenario  {s.name:<18} {s.title}" for s in SCENARIOS]))
+        print(
+            "\n".join(
+                [f"model     {m.name:<18} {m.title}" for m in MODELS.values()]
+                + [f"scenario  {s.name:<18} {s.title}" for s in SCENARIOS]
+            )
+        )
         return 0
     names = chosen(a.models, list(MODELS), "model")
     scenarios = [s for s in SCENARIOS if s.name in chosen(a.scenarios, [s.name for s in SCENARIOS], "scenario")]

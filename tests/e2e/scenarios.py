@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is tried on every model. A scenario sends requests through Prefill and Decode and returns a Row: are tokens and KV right, were
-exactly the bytes pulled that had to be, how many prompt tokens did Decode compute itself (one a request: the last)."""
+"""What is tried on every model. A scenario sends requests through Prefill and Decode and returns a Row: are tokens and KV
+right, were exactly the bytes pulled that had to be, how many prompt tokens did Decode compute itself (one a request: the
+last)."""
+
 from __future__ import annotations
 
 import time
@@ -27,12 +29,18 @@ class Row:
 
     @property
     def ok(self) -> bool:
-        return (self.equal and self.kv_equal and self.pulled_bytes == self.oracle_bytes and
-                self.prefill_tokens_on_decode == self.expected_prefill)
+        return (
+            self.equal
+            and self.kv_equal
+            and self.pulled_bytes == self.oracle_bytes
+            and self.prefill_tokens_on_decode == self.expected_prefill
+        )
 
     def json(self) -> dict:
-        return {k: getattr(self, k) for k in ("model", "scenario", "equal", "kv_equal", "pulled_bytes", "oracle_bytes",
-                                               "prefill_tokens_on_decode")}
+        return {
+            k: getattr(self, k)
+            for k in ("model", "scenario", "equal", "kv_equal", "pulled_bytes", "oracle_bytes", "prefill_tokens_on_decode")
+        }
 
 
 class Check:
@@ -100,9 +108,17 @@ class Check:
 
     def row(self) -> Row:
         after = self.bench.d.call("state")
-        return Row(self.bench.model.name, self._scenario, self._equal, self._kv_equal,
-                   after["stats"]["bytes"] - self._before["stats"]["bytes"], self._oracle_bytes,
-                   after["prompt_tokens"] - self._before["prompt_tokens"], self._expected_prefill, self.notes)
+        return Row(
+            self.bench.model.name,
+            self._scenario,
+            self._equal,
+            self._kv_equal,
+            after["stats"]["bytes"] - self._before["stats"]["bytes"],
+            self._oracle_bytes,
+            after["prompt_tokens"] - self._before["prompt_tokens"],
+            self._expected_prefill,
+            self.notes,
+        )
 
 
 @dataclass(frozen=True)

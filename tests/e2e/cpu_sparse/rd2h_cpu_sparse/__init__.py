@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes vLLM's CPU platform accept sparse attention models. It is loaded by vLLM as a general plugin, before any model module: what
-those import by name is exchanged where it is defined, and the rest when a layer asks for it. A test bed, written to be read."""
+"""Makes vLLM's CPU platform accept sparse attention models. It is loaded by vLLM as a general plugin, before any model module:
+what those import by name is exchanged where it is defined, and the rest when a layer asks for it. A test bed, written to be
+read."""
+
 from __future__ import annotations
 
 

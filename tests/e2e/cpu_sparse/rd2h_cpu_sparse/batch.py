@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One step's batch, as both the attention and the indexer need it."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -7,15 +8,21 @@ from typing import ClassVar
 
 import torch
 
-from vllm.v1.attention.backend import (AttentionBackend, AttentionCGSupport, AttentionMetadata, AttentionMetadataBuilder,
-                                       CommonAttentionMetadata)
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionCGSupport,
+    AttentionMetadata,
+    AttentionMetadataBuilder,
+    CommonAttentionMetadata,
+)
 
 BLOCK = 16  # tokens of a block: what vLLM sets for MLA models on CPU
 
 
 @dataclass
 class Batch(AttentionMetadata):
-    """Requests lie one after the other: rows starts[i] to starts[i + 1] are the new tokens of request i, the last of its lengths[i]."""
+    """Requests lie one after the other: rows starts[i] to starts[i + 1] are the new tokens of request i, the last of its
+    lengths[i]."""
 
     num_reqs: int
     num_actual_tokens: int
@@ -40,9 +47,17 @@ class BatchBuilder(AttentionMetadataBuilder[Batch]):
         c = common_attn_metadata
         starts = c.query_start_loc_cpu.long()
         owner = torch.arange(c.num_reqs).repeat_interleave(starts.diff()[: c.num_reqs])
-        return Batch(num_reqs=c.num_reqs, num_actual_tokens=c.num_actual_tokens, starts=starts, lengths=c.seq_lens,
-                     blocks=c.block_table_tensor.long(), slots=c.slot_mapping.long(), owner=owner, num_decodes=c.num_reqs,
-                     num_decode_tokens=c.num_actual_tokens)
+        return Batch(
+            num_reqs=c.num_reqs,
+            num_actual_tokens=c.num_actual_tokens,
+            starts=starts,
+            lengths=c.seq_lens,
+            blocks=c.block_table_tensor.long(),
+            slots=c.slot_mapping.long(),
+            owner=owner,
+            num_decodes=c.num_reqs,
+            num_decode_tokens=c.num_actual_tokens,
+        )
 
 
 class BatchBackend(AttentionBackend):

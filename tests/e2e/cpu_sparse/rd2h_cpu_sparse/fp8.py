@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The number format of the indexer's cache: 8-bit floats with one scale for each group of values, here the whole row."""
+
 from __future__ import annotations
 
 import torch

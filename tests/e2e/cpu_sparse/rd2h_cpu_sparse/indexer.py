@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lightning indexer: scores every earlier token with a small fp8 key and writes the positions of the best ones."""
+
 from __future__ import annotations
 
 import torch
@@ -48,8 +49,10 @@ class _Cache:
         return keys.to(torch.float32), scales
 
 
-def _best(query: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor, scales: torch.Tensor, first: int, most: int) -> torch.Tensor:
-    """Positions with the highest score for each of the tokens at first, first + 1, …; -1 where a token has no more before it."""
+def _best(
+    query: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor, scales: torch.Tensor, first: int, most: int
+) -> torch.Tensor:
+    """Positions of the highest scores for each of the tokens at first, first + 1, ...; -1 where no more tokens precede."""
     score = torch.matmul(query.to(torch.float32), keys.t()).relu()  # tokens x heads x length
     score = (score * weights.to(torch.float32).unsqueeze(-1)).sum(dim=1) * scales
     future = torch.arange(len(keys)).unsqueeze(0) > torch.arange(first, first + len(query)).unsqueeze(1)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the pieces go into vLLM."""
+
 from __future__ import annotations
 
 import functools

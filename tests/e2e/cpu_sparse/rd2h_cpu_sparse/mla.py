@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Multi-head latent attention over the tokens that the indexer chose, and no others."""
+
 from __future__ import annotations
 
 from typing import ClassVar
@@ -14,8 +15,22 @@ from vllm.v1.attention.backend import MLAAttentionImpl
 class SparseMla(MLAAttentionImpl[Batch], SharedTopkIndicesBuffer):
     is_sparse = True
 
-    def __init__(self, num_heads, head_size, scale, num_kv_heads, alibi_slopes, sliding_window, kv_cache_dtype, logits_soft_cap,
-                 attn_type, kv_sharing_target_layer_name, topk_indices_buffer=None, indexer=None, **mla) -> None:
+    def __init__(
+        self,
+        num_heads,
+        head_size,
+        scale,
+        num_kv_heads,
+        alibi_slopes,
+        sliding_window,
+        kv_cache_dtype,
+        logits_soft_cap,
+        attn_type,
+        kv_sharing_target_layer_name,
+        topk_indices_buffer=None,
+        indexer=None,
+        **mla,
+    ) -> None:
         self.num_heads, self.head_size, self.num_kv_heads, self.scale = num_heads, head_size, num_kv_heads, scale
         self.kv_cache_dtype = kv_cache_dtype
         self.kv_lora_rank = mla["kv_lora_rank"]
