@@ -3,7 +3,8 @@
 # What rd2h does, to look at: first in C alone, then with two real vLLM engines.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-title() { printf '\n\033[1m%s\033[0m\n\n' "$*"; }
+if [ -t 1 ]; then bold=$'\033[1m' plain=$'\033[0m'; else bold='' plain=''; fi
+title() { printf '\n%s%s%s\n\n' "$bold" "$*" "$plain"; }
 
 title "1. A Prefill and a Decode process in C, DeepSeek-V3.2 shapes"
 build/rd2h demo
