@@ -107,4 +107,19 @@ bool rd2h_heap_pop(struct rd2h_heap *, uint64_t now, uint64_t *key); /* pops one
 uint64_t rd2h_heap_next(const struct rd2h_heap *);                   /* RD2H_NEVER when empty */
 void rd2h_heap_free(struct rd2h_heap *);
 
+/* ---- memory that other processes can map: rd2h/memory.h ---- */
+#define RD2H_SHARED_ALIGN (2u << 20)
+struct rd2h_shared {
+  uint8_t *base;
+  uint64_t len;
+  int fd; /* sealed memfd; base is its first byte */
+  uint32_t refs;
+  struct rd2h_shared *next;
+};
+/* The allocation in which the range lies, NULL: none. Its fd stays open until it is dropped, whenever the memory is freed. */
+struct rd2h_shared *rd2h_shared_hold(const void *p, uint64_t len);
+void rd2h_shared_drop(struct rd2h_shared *); /* takes NULL */
+/* Maps the first len bytes of the file, shared, at a multiple of RD2H_SHARED_ALIGN. NULL: errno says why. */
+void *rd2h_map_aligned(uint64_t len, int prot, int fd);
+
 #endif
