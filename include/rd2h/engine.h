@@ -122,6 +122,9 @@ struct rd2h_engine_ops {
   int (*read)(rd2h_engine *, rd2h_peer *, const struct rd2h_batch *, const volatile bool *stop, uint64_t *done,
               uint32_t *failed_at, struct rd2h_error *err);
   void (*stats)(rd2h_engine *, struct rd2h_engine_stats *);
+  /* Why the read failed that the latest poll yielded under this id, for engines without read(); lives until the next poll. NULL:
+   * nothing known. The slot may be NULL. */
+  const char *(*last_error)(rd2h_engine *, uint64_t id);
 };
 
 #ifdef __cplusplus

@@ -175,10 +175,9 @@ static void plain_stats(rd2h_eng *e, struct rd2h_engine_stats *s) {
     m->ops->stats(m->self, s);
 }
 
-/* Engines that do not block tell why a read failed in their log. */
 static const char *plain_last_error(rd2h_eng *e, uint64_t id) {
-  (void)e, (void)id;
-  return NULL;
+  struct rd2h_module *m = (struct rd2h_module *)e;
+  return m->ops->last_error ? m->ops->last_error(m->self, id) : NULL;
 }
 
 static const struct rd2h_eng_face plain_face = {

@@ -118,9 +118,10 @@ void stopped_peer(void **state) {
   load_init(&b, 1, 1);
   load_add(&b, l.dst, l.source.base, MIB);
   submit_ok(l.eng, l.peer, &b);
-  if (engine_flags(l.eng) & RD2H_ENG_TARGET_PROGRESS) {
+  if (conf->served || engine_flags(l.eng) & RD2H_ENG_TARGET_PROGRESS) {
     rd2h_eng_cancel(l.eng, 1);
     collect(l.eng, &c, 1);
+    assert_int_equal(c.status, RD2H_CANCELED);
   } else {
     expect_ok(l.eng, &b);
     if (conf->moves_data)

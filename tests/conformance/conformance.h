@@ -10,6 +10,7 @@ struct conformance {
   const char *const *options; /* the engine's own, for both sides; may be NULL */
   bool moves_data;            /* false: checks that need bytes to arrive are skipped by name */
   bool needs_conn;            /* a peer without connection data is refused */
+  bool served;                /* the peer's own threads answer reads: one that is stopped cannot be read */
 };
 int conformance_main(int argc, char **argv, const struct conformance *);
 #endif
