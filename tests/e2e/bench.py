@@ -159,9 +159,11 @@ class Flight:
 
 
 class Bench:
-    """Prefill, Decode and the single engine of one model. Use as a context manager."""
+    """Prefill, Decode and the single engine of one model; without one of its own, Prefill's stands in for it. A context manager."""
 
-    def __init__(self, model: Model, models: Path, logs: Path, engine: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, model: Model, models: Path, logs: Path, engine: dict[str, Any] | None = None, single: bool = True
+    ) -> None:
         self.model = model
         logs.mkdir(parents=True, exist_ok=True)
         cores = sorted(os.sched_getaffinity(0))
@@ -186,14 +188,16 @@ class Bench:
 
         self.p = start("prefill", cores[0], "kv_producer")
         self.d = start("decode", cores[-1], "kv_consumer")
-        self.single = start("single", cores[0], None)
+        self.single = start("single", cores[0], None) if single else self.p
+        self.engines = {self.p, self.d, self.single}
         self.meta = Metaserver(self._prefill)
-        self._oracle: dict[tuple[int, ...], list[int]] = {}
-        self._oracle_kv: dict[tuple[int, ...], dict[str, list[str]]] = {}
+        self._asked: dict[tuple[int, ...], str] = {}  # prompt -> the single engine's request
+        self._right: dict[str, list[int]] = {}
+        self._right_kv: dict[str, dict[str, list[str]]] = {}
 
     def __enter__(self) -> Bench:
         try:
-            for engine in (self.p, self.d, self.single):
+            for engine in self.engines:
                 engine.wait_ready()
             self.restore()
         except BaseException:
@@ -206,34 +210,33 @@ class Bench:
 
     def close(self) -> None:
         self.meta.close()
-        for engine in (self.p, self.d, self.single):
+        for engine in self.engines:
             engine.close()
 
     def restore(self) -> None:
         """One request at a time where numbers depend on what runs beside a request."""
-        for engine in (self.p, self.d, self.single):
+        for engine in self.engines:
             engine.call("set", active=4 if self.model.batch_invariant else 1)
 
     # ---- the single engine ----
     def oracle(self, prompts: Iterable[list[int]]) -> None:
-        """Computes what is right for prompts that were not asked before."""
-        ids = {}
+        """Has the single engine compute what is right for prompts; it works while Prefill and Decode do."""
         for tokens in prompts:
-            if tuple(tokens) not in self._oracle:
-                ids[f"oracle-{len(self._oracle)}"] = tokens
-                self._oracle[tuple(tokens)] = []
-                self.single.call("add", id=list(ids)[-1], prompt=tokens, max_tokens=TOKENS)
-        for request_id, tokens in ids.items():
-            self._oracle[tuple(tokens)] = self.single.finished(request_id)["tokens"][0]
-        for internal, kv in self.single.call("digests").items():
-            self._oracle_kv[tuple(ids[RANDOM_SUFFIX.sub("", internal)])] = kv
+            if tuple(tokens) not in self._asked:
+                request_id = self._asked[tuple(tokens)] = f"oracle-{len(self._asked)}"
+                self.single.call("add", id=request_id, prompt=tokens, max_tokens=TOKENS)
 
     def right(self, tokens: list[int]) -> list[int]:
-        return self._oracle[tuple(tokens)]
+        request_id = self._asked[tuple(tokens)]
+        if request_id not in self._right:
+            self._right[request_id] = self.single.finished(request_id)["tokens"][0]
+        return self._right[request_id]
 
     def right_kv(self, tokens: list[int]) -> dict[str, list[str]]:
         """Hashes of the prompt's full blocks."""
-        return self._oracle_kv[tuple(tokens)]
+        self.right(tokens)
+        self._right_kv.update(self.digests(self.single))
+        return self._right_kv[self._asked[tuple(tokens)]]
 
     # ---- Prefill, as the metaserver asks for it ----
     def _prefill(self, request_id: str, plan: Plan, params: dict):

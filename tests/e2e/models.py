@@ -118,7 +118,9 @@ def _tokenizer(folder: Path) -> None:
 def _make(folder: Path, kind: str, config: dict) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     torch.manual_seed(SEED)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **config), dtype=torch.float32)
     model.save_pretrained(folder)
@@ -127,7 +129,7 @@ def _make(folder: Path, kind: str, config: dict) -> None:
 
 def ensure(root: Path, names: list[str]) -> None:
     """Makes the models that are missing under `root`; one made with other settings is made again."""
-    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_PROGRESS_BARS="1")
     for name in names:
         kind, config = ARCHITECTURES[name]
         folder, want = root / name, json.dumps([kind, config, SEED], sort_keys=True)

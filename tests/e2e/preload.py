@@ -2,8 +2,11 @@
 """Imported once, by the fork server that all engine processes come from: importing vLLM takes longer than all that they do with
 it. Nothing here may start a thread or make an engine."""
 
+import logging
+
 import rd2h_cpu_sparse
 
+logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # it warns that there is no Triton
 rd2h_cpu_sparse.register()  # as vLLM does with installed plugins
 import rd2h.vllm  # noqa: E402, F401
 import vllm.model_executor.models.deepseek_v2  # noqa: E402, F401
