@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "bench.h"
 #include "cli.h"
 #include "table.h"
 #include <rd2h/rd2h.h>
@@ -8,24 +9,13 @@
 #include <string.h>
 #include <time.h>
 
-#define RUNS_MAX 1000
 #define BLOCKS_MAX (1u << 22) /* requests x blocks: 470 MB of descriptors */
 #define BUDGET_NS 3e6         /* what one run may take, about */
-
-enum { N_PARTS = 4 };
-static const uint64_t part_bytes[N_PARTS] = {131072, 16384, 16384, 256}; /* DeepSeek-V3.2, LIC8: K, V, indexer, scale */
-
-struct pattern {
-  const char *name;
-  uint32_t run; /* neighbours that continue on both sides; 0: all of a request */
-};
-static const struct pattern patterns[] = {{"scatter", 1}, {"runs8", 8}, {"contig", 0}};
-enum { N_PATTERNS = sizeof patterns / sizeof patterns[0] };
 
 struct bench {
   bool json;
   uint64_t requests, blocks, runs; /* 0: the default sizes */
-  const struct pattern *pattern;   /* NULL: scattered and contiguous */
+  const struct bench_pattern *pattern; /* NULL: scattered and contiguous */
 };
 
 /* One message: ids of all requests, room for its descriptors. */
@@ -69,12 +59,12 @@ static void message_ids(struct message *m, uint32_t run, uint32_t places) {
     }
 }
 
-static bool message_make(struct message *m, uint32_t requests, uint32_t blocks, const struct pattern *p) {
+static bool message_make(struct message *m, uint32_t requests, uint32_t blocks, const struct bench_pattern *p) {
   uint32_t run = p->run && p->run < blocks ? p->run : blocks, places = 64;
   *m = (struct message){.requests = requests, .blocks = blocks, .runs = (blocks + run - 1) / run};
   while (places < requests * m->runs)
     places *= 2;
-  size_t ids = (size_t)requests * blocks, n = (size_t)requests * m->runs * N_PARTS;
+  size_t ids = (size_t)requests * blocks, n = (size_t)requests * m->runs * BENCH_PARTS;
   m->src = malloc(ids * sizeof *m->src);
   m->dst = malloc(ids * sizeof *m->dst);
   m->descs = (struct rd2h_descs){.local = malloc(n * sizeof(void *)), .remote = malloc(n * sizeof(uint64_t)),
@@ -82,9 +72,9 @@ static bool message_make(struct message *m, uint32_t requests, uint32_t blocks, 
   if (!m->src || !m->dst || !m->descs.local || !m->descs.remote || !m->descs.len || !m->descs.region)
     return false;
   message_ids(m, run, places);
-  m->link.n_parts = N_PARTS;
-  for (uint32_t i = 0; i < N_PARTS; i++)
-    m->link.part[i] = (struct rd2h_link_part){(uint64_t)(i + 1) << 40, (uint64_t)(i + 9) << 40, part_bytes[i], places * run,
+  m->link.n_parts = BENCH_PARTS;
+  for (uint32_t i = 0; i < BENCH_PARTS; i++)
+    m->link.part[i] = (struct rd2h_link_part){(uint64_t)(i + 1) << 40, (uint64_t)(i + 9) << 40, bench_part_bytes[i], places * run,
                                               places * run, i, i < 2 ? RD2H_MAIN : RD2H_INDEXER};
   return true;
 }
@@ -144,25 +134,15 @@ static __attribute__((noinline)) uint64_t bare_message(const struct message *m) 
     const uint32_t *src = m->src + (size_t)r * m->blocks, *dst = m->dst + (size_t)r * m->blocks;
     for (int list = 0; list < 2 && m->runs < m->blocks; list++)
       sum += bare_read(src, m->blocks) + bare_read(dst, m->blocks);
-    for (int p = 0; p < N_PARTS; p++, at += m->runs)
+    for (uint32_t p = 0; p < BENCH_PARTS; p++, at += m->runs)
       bare_part(src, dst, m->runs, &m->link.part[p], &m->descs, at);
   }
   return sum;
 }
 
-static int by_value(const void *pa, const void *pb) {
-  double a = *(const double *)pa, b = *(const double *)pb;
-  return (a > b) - (a < b);
-}
-
-static double median(double *v, uint64_t n) {
-  qsort(v, n, sizeof *v, by_value);
-  return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
-}
-
 /* Plan and bare loop in turn, so that both see the same moments of the machine. */
 static void measure(struct message *m, uint64_t runs, struct result *out) {
-  static double plan[RUNS_MAX], bare[RUNS_MAX], ratio[RUNS_MAX];
+  static double plan[BENCH_RUNS_MAX], bare[BENCH_RUNS_MAX], ratio[BENCH_RUNS_MAX];
   static volatile uint64_t sink;
   uint64_t from = cpu_ns();
   plan_message(m); /* also touches every page */
@@ -179,12 +159,12 @@ static void measure(struct message *m, uint64_t runs, struct result *out) {
     bare[i] = (double)(end - middle) / (double)repeat;
     ratio[i] = plan[i] / bare[i];
   }
-  out->ns = median(plan, runs);
-  out->bare_ns = median(bare, runs);
-  out->ratio = median(ratio, runs);
+  out->ns = bench_median(plan, runs);
+  out->bare_ns = bench_median(bare, runs);
+  out->ratio = bench_median(ratio, runs);
 }
 
-static int bench_one(const struct bench *b, uint32_t requests, uint32_t blocks, const struct pattern *p, struct result *out) {
+static int bench_one(const struct bench *b, uint32_t requests, uint32_t blocks, const struct bench_pattern *p, struct result *out) {
   struct message m;
   int rc = EXIT_FAILED;
   if (!message_make(&m, requests, blocks, p)) {
@@ -253,18 +233,18 @@ static bool linearity(const struct result *r, int n, const char *pattern, double
 
 static void print_linearity(const struct result *r, int n) {
   double ours, bare;
-  for (int p = 0; p < N_PATTERNS; p++)
-    if (linearity(r, n, patterns[p].name, &ours, &bare))
+  for (int p = 0; p < BENCH_PATTERNS; p++)
+    if (linearity(r, n, bench_patterns[p].name, &ours, &bare))
       printf("%s: 16 times the blocks (64 x 256 to 256 x 1024) take 16 x %.2f the time; the bare loop takes 16 x %.2f\n",
-             patterns[p].name, ours, bare);
+             bench_patterns[p].name, ours, bare);
 }
 
 static void print_json(const struct result *r, int n, uint64_t runs) {
   double ours, bare;
   const char *comma = "";
   printf("{\"bench\":\"plan\",\"version\":\"%s\",\"part_bytes\":[%llu,%llu,%llu,%llu],\"runs\":%llu,\"rows\":[", rd2h_version(),
-         (unsigned long long)part_bytes[0], (unsigned long long)part_bytes[1], (unsigned long long)part_bytes[2],
-         (unsigned long long)part_bytes[3], (unsigned long long)runs);
+         (unsigned long long)bench_part_bytes[0], (unsigned long long)bench_part_bytes[1], (unsigned long long)bench_part_bytes[2],
+         (unsigned long long)bench_part_bytes[3], (unsigned long long)runs);
   for (int i = 0; i < n; i++, comma = ",")
     printf("%s\n{\"requests\":%u,\"blocks\":%u,\"pattern\":\"%s\",\"descriptors\":%llu,\"ns\":%.1f,\"ns_per_descriptor\":%.4f,"
            "\"ns_per_block\":%.4f,\"bare_ns_per_descriptor\":%.4f,\"times_bare\":%.4f}", comma, r[i].requests, r[i].blocks,
@@ -272,9 +252,9 @@ static void print_json(const struct result *r, int n, uint64_t runs) {
            r[i].bare_ns / (double)r[i].descriptors, r[i].ratio);
   printf("],\n\"linearity\":{");
   comma = "";
-  for (int p = 0; p < N_PATTERNS; p++)
-    if (linearity(r, n, patterns[p].name, &ours, &bare)) {
-      printf("%s\"%s\":{\"planned\":%.4f,\"bare\":%.4f}", comma, patterns[p].name, ours, bare);
+  for (int p = 0; p < BENCH_PATTERNS; p++)
+    if (linearity(r, n, bench_patterns[p].name, &ours, &bare)) {
+      printf("%s\"%s\":{\"planned\":%.4f,\"bare\":%.4f}", comma, bench_patterns[p].name, ours, bare);
       comma = ",";
     }
   printf("}}\n");
@@ -296,14 +276,6 @@ static void usage(void) {
        "example: rd2h bench plan --requests 64 --blocks 256 --pattern runs8");
 }
 
-static const struct pattern *find_pattern(const char *name) {
-  for (int i = 0; i < N_PATTERNS; i++)
-    if (!strcmp(name, patterns[i].name))
-      return &patterns[i];
-  fprintf(stderr, "--pattern \"%s\": scatter, runs8 or contig is wanted\n", name);
-  return NULL;
-}
-
 /* EXIT_OK to go on, EXIT_USAGE, or -1 when help was printed. */
 static int parse(int argc, char **argv, struct bench *b) {
   static const struct option options[] = {{"requests", required_argument, NULL, 'r'}, {"blocks", required_argument, NULL, 'b'},
@@ -317,8 +289,8 @@ static int parse(int argc, char **argv, struct bench *b) {
     switch (c) {
     case 'r': fine = parse_number("--requests", optarg, 1, 65536, &b->requests); break;
     case 'b': fine = parse_number("--blocks", optarg, 1, 1u << 20, &b->blocks); break;
-    case 'p': fine = (b->pattern = find_pattern(optarg)) != NULL; break;
-    case 'n': fine = parse_number("--runs", optarg, 1, RUNS_MAX, &b->runs); break;
+    case 'p': fine = (b->pattern = bench_pattern("--pattern", optarg)) != NULL; break;
+    case 'n': fine = parse_number("--runs", optarg, 1, BENCH_RUNS_MAX, &b->runs); break;
     case 'j': b->json = true; break;
     case 'h': usage(); return -1;
     default: fine = option_refused("rd2h bench plan", c, argv[optind - 1]);
@@ -345,13 +317,13 @@ int bench_plan(int argc, char **argv) {
   int n = 0, rc = parse(argc, argv, &b);
   if (rc != EXIT_OK)
     return rc < 0 ? EXIT_OK : rc;
-  for (int p = 0; p < N_PATTERNS; p++) {
-    if (b.pattern ? b.pattern != &patterns[p] : patterns[p].run > 1)
+  for (int p = 0; p < BENCH_PATTERNS; p++) {
+    if (b.pattern ? b.pattern != &bench_patterns[p] : bench_patterns[p].run > 1)
       continue;
     for (size_t s = 0; s < (b.requests ? 1 : sizeof sizes / sizeof sizes[0]); s++) {
       uint32_t requests = b.requests ? (uint32_t)b.requests : sizes[s][0];
       uint32_t blocks = b.requests ? (uint32_t)b.blocks : sizes[s][1];
-      rc = bench_one(&b, requests, blocks, &patterns[p], &r[n++]);
+      rc = bench_one(&b, requests, blocks, &bench_patterns[p], &r[n++]);
       if (rc != EXIT_OK)
         return rc;
     }

@@ -4,6 +4,7 @@
 
 static const struct command benches[] = {
   {"plan", bench_plan, "descriptors from block ids: ns per descriptor, beside a bare loop"},
+  {"decode", bench_decode, "a Decode rank without memory for a driver of your own: CPU per message"},
 };
 enum { N_BENCHES = sizeof benches / sizeof benches[0] };
 

@@ -24,7 +24,7 @@ def refuses(word, *args):
 
 
 def help_teaches():
-    for args, word in (((), "bench"), (("bench",), "plan"), (("bench", "plan"), "--pattern")):
+    for args, word in (((), "bench"), (("bench",), "plan"), (("bench", "plan"), "--pattern"), (("bench", "decode"), "stat")):
         done = run(*args, "--help")
         assert done.returncode == 0 and word in done.stdout and "usage:" in done.stdout, done
         assert done.stderr == "", done.stderr
@@ -79,8 +79,28 @@ def planning_is_linear_and_near_the_bare_loop():
         assert pattern["planned"] < 3 * pattern["bare"], found["linearity"]
 
 
+def bench_decode_talks():
+    args = [PROGRAM, "bench", "decode", "0", "2", "8", "runs8"]
+    with subprocess.Popen(args, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as rank:
+        assert rank.stdout.readline() == "ready\n"
+        for _ in range(2):
+            print("stat", file=rank.stdin, flush=True)
+            calls, descriptors, seconds = json.loads(rank.stdout.readline())
+            assert (calls, descriptors) == (0, 0) and seconds > 0, (calls, descriptors, seconds)
+        rest, _ = rank.communicate("over\nstat\n", timeout=20)
+        assert rest == "" and rank.returncode == 0, (rest, rank.returncode)
+
+
+def bench_decode_refuses():
+    refuses("0 words", "bench", "decode")
+    refuses("zigzag", "bench", "decode", "7000", "1", "1", "zigzag")
+    refuses("65536", "bench", "decode", "65536", "1", "1", "contig")
+    refuses("300000", "bench", "decode", "7000", "65536", "5", "contig")
+
+
 CASES = [help_teaches, version_is_that_of_the_header, unknown_words_are_refused, bad_numbers_are_refused, bench_plan_as_json,
-         bench_plan_as_table, planning_is_linear_and_near_the_bare_loop]
+         bench_plan_as_table, planning_is_linear_and_near_the_bare_loop, bench_decode_talks,
+         bench_decode_refuses]
 print(f"1..{len(CASES)}")
 failed = 0
 for number, case in enumerate(CASES, 1):

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef RD2H_CLI_BENCH_H
+#define RD2H_CLI_BENCH_H
+/* What the benches share: the shape of a cache, block ids, clocks, medians, and a Decode rank that serves requests for ever. */
+#include <rd2h/rd2h.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#define BENCH_LAYERS 61u
+#define BENCH_BLOCKS 300000u   /* of the cache on either side */
+#define BENCH_PARTS 4u         /* K, V, indexer, scale */
+#define BENCH_RUNS_MAX 1000u
+extern const uint64_t bench_part_bytes[BENCH_PARTS]; /* DeepSeek-V3.2, LIC8 */
+
+struct bench_pattern {
+  const char *name;
+  uint32_t run; /* neighbours that continue on both sides; 0: all of a request */
+};
+#define BENCH_PATTERNS 3
+extern const struct bench_pattern bench_patterns[BENCH_PATTERNS];
+/* NULL, with a line on standard error, for a name that is none. */
+const struct bench_pattern *bench_pattern(const char *what, const char *name);
+
+uint64_t bench_now(void); /* ns, monotonic */
+uint64_t bench_cpu(void); /* ns of CPU of the whole process */
+double bench_median(double *v, uint64_t n); /* sorts v */
+/* Pins the process (threads to come, too) to the n-th CPU it may use, the last one where there are fewer. Returns its number. */
+int bench_pin(uint32_t nth);
+
+/* 61 layers like DeepSeek-V3.2's; no memory stands behind the addresses. */
+int bench_layout(uint64_t base, rd2h_layout **, struct rd2h_error *);
+/* Distinct ids below BENCH_BLOCKS; lists of different seeds have nothing in common but the pattern. */
+bool bench_ids(uint64_t seed, uint32_t requests, uint32_t blocks, const struct bench_pattern *, uint32_t *out);
+
+/* A Decode rank with engine noop whose requests "req-0", "req-1", … are installed again whenever they end. */
+struct bench_stand {
+  rd2h_layout *layout;
+  rd2h_decode *rank;
+  uint32_t requests, blocks;
+  uint32_t *main, *indexer; /* ids, request after request */
+  uint64_t installed_again, failed;
+};
+int bench_stand_open(struct bench_stand *, uint16_t port, uint32_t requests, uint32_t blocks, const struct bench_pattern *,
+                     struct rd2h_error *);
+void bench_stand_close(struct bench_stand *);
+/* To be called when rd2h_decode_fd() is readable. */
+int bench_stand_turn(struct bench_stand *, struct rd2h_error *);
+#endif
