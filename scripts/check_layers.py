@@ -10,6 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Room of src/ -> rooms that it may include, besides itself and the public headers.
 ROOMS = {
     "base": "",
+    "pool": "base",
     "wire": "base",
     "layout": "base",
     "plan": "base layout",

@@ -8,6 +8,7 @@
 #include <rd2h/log.h>
 #include <rd2h/memory.h>
 #include <rd2h/plan.h>
+#include <rd2h/pool.h>
 #include <rd2h/prefill.h>
 #include <rd2h/scheduler.h>
 #include <rd2h/status.h>
