@@ -5,13 +5,13 @@
 
 #define FAULT_PREFIX "fault:"
 
-/* The built-in engines (engines/<name>/), best for this host first: "auto" takes the first. */
+/* The built-in engines (engines/<name>/). */
 extern const struct rd2h_engine_ops rd2h_engine_local, rd2h_engine_tcp, rd2h_engine_noop;
 static const struct rd2h_engine_ops *const builtin[] = {&rd2h_engine_local, &rd2h_engine_tcp, &rd2h_engine_noop};
 
 static const struct rd2h_engine_ops *find(const char *name) {
   for (size_t i = 0; i < RD2H_COUNT(builtin); i++)
-    if (!strcmp(name, "auto") || !strcmp(name, builtin[i]->name))
+    if (!strcmp(name, builtin[i]->name))
       return builtin[i];
   return NULL;
 }
@@ -90,6 +90,8 @@ int rd2h_eng_open(const char *name, const struct rd2h_engine_opts *opts, rd2h_en
     return rc;
   if (!strncmp(name, FAULT_PREFIX, sizeof FAULT_PREFIX - 1))
     return open_fault(name + sizeof FAULT_PREFIX - 1, opts, out, err);
+  if (!strcmp(name, "auto"))
+    return rd2h_auto_open(opts, out, err);
   const struct rd2h_engine_ops *ops = find(name);
   if (!ops)
     return rd2h_fail(err, RD2H_NOT_FOUND, "there is no transfer engine \"%s\": choose auto, local, tcp or noop", name);
@@ -121,11 +123,38 @@ int rd2h_eng_publish(rd2h_eng *e, struct rd2h_buf *buf, struct rd2h_error *err) 
   return e->face->publish(e, buf, err);
 }
 
-int rd2h_eng_connect(rd2h_eng *e, struct rd2h_blob session, struct rd2h_blob conn, uint64_t cookie, rd2h_eng_peer **out,
-                     struct rd2h_error *err) {
+rd2h_eng *rd2h_eng_part(rd2h_eng *e, uint32_t i) {
+  return e->face->part ? e->face->part(e, i) : i ? NULL : e;
+}
+
+static int check_role(const rd2h_eng *e, struct rd2h_error *err) {
   if (e->prefill)
     return rd2h_fail(err, RD2H_STATE, "engine %s was opened on the Prefill side, which is read from: it cannot connect", e->name);
-  return e->face->connect(e, session, conn, cookie, out, err);
+  return RD2H_OK;
+}
+
+int rd2h_eng_connect(rd2h_eng *e, struct rd2h_blob session, struct rd2h_blob conn, uint64_t cookie, rd2h_eng_peer **out,
+                     struct rd2h_error *err) {
+  int rc = check_role(e, err);
+  return rc ? rc : e->face->connect(e, session, conn, cookie, out, err);
+}
+
+bool rd2h_eng_offers(const struct rd2h_eng_offer *o, const char *name) {
+  return o->name.n == strlen(name) && !memcmp(o->name.p, name, o->name.n);
+}
+
+int rd2h_eng_choose(rd2h_eng *e, struct rd2h_blob session, const struct rd2h_eng_offer *offer, uint32_t n, uint64_t cookie,
+                    rd2h_eng_peer **out, const char **chosen, struct rd2h_error *err) {
+  int rc = check_role(e, err);
+  if (rc || e->face->choose)
+    return rc ? rc : e->face->choose(e, session, offer, n, cookie, out, chosen, err);
+  for (uint32_t i = 0; i < n; i++)
+    if (rd2h_eng_offers(&offer[i], e->name)) {
+      rc = e->face->connect(e, session, offer[i].conn, cookie, out, err);
+      *chosen = e->name;
+      return rc;
+    }
+  return rd2h_fail(err, RD2H_NOT_FOUND, "the peer does not offer the engine %s", e->name);
 }
 
 void rd2h_eng_disconnect(rd2h_eng *e, rd2h_eng_peer *p) {

@@ -10,7 +10,7 @@
 typedef struct rd2h_eng rd2h_eng;
 typedef struct rd2h_eng_peer rd2h_eng_peer;
 
-/* name: "auto" (this host's best: "local"), "local", "noop", or "fault:<name>", which takes fail_every=N, hang_every=N (the N-th
+/* name: "auto" (local and tcp at once, see rd2h_eng_choose), "local", "tcp", "noop", or "fault:<name>", which takes fail_every=N, hang_every=N (the N-th
  * read, counted over all peers) and delay_ms=N from the options and hands the others on.
  * Errors: NOT_FOUND (no such engine), UNSUPPORTED (its table is of another ABI), INVALID (options), and those of the engine. */
 int rd2h_eng_open(const char *name, const struct rd2h_engine_opts *, rd2h_eng **, struct rd2h_error *);
@@ -19,8 +19,11 @@ int rd2h_eng_open_ops(const struct rd2h_engine_ops *, const struct rd2h_engine_o
 /* Ends reads in flight (they are lost to poll), disconnects the peers that are left. Takes NULL. */
 void rd2h_eng_close(rd2h_eng *);
 
-/* What peers call it: "local" also for "auto" and "fault:local". */
+/* What peers call it: "local" also for "fault:local". Of "auto" peers know the parts only. */
 const char *rd2h_eng_name(const rd2h_eng *);
+/* The i-th engine that this one stands for, best first; NULL past the last. Each publishes its own data. An engine that stands for
+ * no other is its own only part. */
+rd2h_eng *rd2h_eng_part(rd2h_eng *, uint32_t i);
 /* With 0 in max_desc or max_inflight_per_peer: no bound of the engine's own. */
 const struct rd2h_engine_caps *rd2h_eng_caps(const rd2h_eng *);
 int rd2h_eng_reg(rd2h_eng *, const struct rd2h_region *, uint32_t *region, struct rd2h_error *);
@@ -29,6 +32,16 @@ int rd2h_eng_publish(rd2h_eng *, struct rd2h_buf *, struct rd2h_error *); /* app
 /* Reads may be submitted as soon as connect has returned. An engine without connections sends no "up" event. STATE on Prefill. */
 int rd2h_eng_connect(rd2h_eng *, struct rd2h_blob session, struct rd2h_blob conn, uint64_t cookie, rd2h_eng_peer **,
                      struct rd2h_error *);
+/* An engine that a peer can be read by. */
+struct rd2h_eng_offer {
+  struct rd2h_str name;
+  struct rd2h_blob conn;
+};
+bool rd2h_eng_offers(const struct rd2h_eng_offer *, const char *name);
+/* Connects by the first offer, in the peer's order, that works from here; *chosen is its name (static). NOT_FOUND: nothing that is
+ * offered is open here; else the error of the last one tried. */
+int rd2h_eng_choose(rd2h_eng *, struct rd2h_blob session, const struct rd2h_eng_offer *, uint32_t n, uint64_t cookie,
+                    rd2h_eng_peer **, const char **chosen, struct rd2h_error *);
 /* The fence. With an engine that blocks it waits for the slice that is running (about 2 ms at 8 MiB). */
 void rd2h_eng_disconnect(rd2h_eng *, rd2h_eng_peer *);
 

@@ -10,6 +10,10 @@ struct rd2h_eng_face {
   int (*publish)(rd2h_eng *, struct rd2h_buf *, struct rd2h_error *);
   int (*connect)(rd2h_eng *, struct rd2h_blob session, struct rd2h_blob conn, uint64_t cookie, rd2h_eng_peer **,
                  struct rd2h_error *);
+  rd2h_eng *(*part)(rd2h_eng *, uint32_t i); /* NULL: it stands for itself alone */
+  /* NULL: the offer of its own name, if there is one */
+  int (*choose)(rd2h_eng *, struct rd2h_blob session, const struct rd2h_eng_offer *, uint32_t n, uint64_t cookie, rd2h_eng_peer **,
+                const char **chosen, struct rd2h_error *);
   void (*disconnect)(rd2h_eng *, rd2h_eng_peer *);
   int (*submit)(rd2h_eng *, rd2h_eng_peer *, const struct rd2h_batch *);
   void (*cancel)(rd2h_eng *, uint64_t id);
@@ -54,6 +58,7 @@ struct rd2h_fault_opts {
 /* Both take over what `opened` holds; on error it stays the caller's. */
 int rd2h_plain_open(const struct rd2h_module *opened, rd2h_eng **, struct rd2h_error *);
 int rd2h_pool_open(const struct rd2h_module *opened, const struct rd2h_engine_opts *, rd2h_eng **, struct rd2h_error *);
+int rd2h_auto_open(const struct rd2h_engine_opts *, rd2h_eng **, struct rd2h_error *);
 /* Takes `inner` over; on error it stays the caller's. */
 int rd2h_fault_open(rd2h_eng *inner, const struct rd2h_fault_opts *, rd2h_eng **, struct rd2h_error *);
 #endif

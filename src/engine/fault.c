@@ -148,6 +148,15 @@ static int fault_connect(rd2h_eng *e, struct rd2h_blob session, struct rd2h_blob
   return rd2h_eng_connect(((struct fault *)e)->inner, session, conn, cookie, out, err);
 }
 
+static rd2h_eng *fault_part(rd2h_eng *e, uint32_t i) {
+  return rd2h_eng_part(((struct fault *)e)->inner, i);
+}
+
+static int fault_choose(rd2h_eng *e, struct rd2h_blob session, const struct rd2h_eng_offer *offer, uint32_t n, uint64_t cookie,
+                        rd2h_eng_peer **out, const char **chosen, struct rd2h_error *err) {
+  return rd2h_eng_choose(((struct fault *)e)->inner, session, offer, n, cookie, out, chosen, err);
+}
+
 static void fault_disconnect(rd2h_eng *e, rd2h_eng_peer *p) {
   struct fault *f = (struct fault *)e;
   uint32_t kept = 0;
@@ -175,7 +184,8 @@ static void fault_close(rd2h_eng *e) {
 }
 
 static const struct rd2h_eng_face fault_face = {
-  .close = fault_close, .reg = fault_reg, .publish = fault_publish, .connect = fault_connect, .disconnect = fault_disconnect,
+  .close = fault_close, .reg = fault_reg, .publish = fault_publish, .part = fault_part, .connect = fault_connect,
+  .choose = fault_choose, .disconnect = fault_disconnect,
   .submit = fault_submit, .cancel = fault_cancel, .poll = fault_poll, .events = fault_events, .fd = fault_fd,
   .stats = fault_stats, .last_error = fault_last_error,
 };

@@ -90,7 +90,9 @@ static rd2h_eng *open_fake(void) {
 }
 
 static void names(void **state) {
-  static const char *const known[][2] = {{"auto", "local"}, {"local", "local"}, {"noop", "noop"}, {"fault:noop", "noop"}};
+  static const char *const known[][2] = {{"auto", "auto"},   {"local", "local"},      {"tcp", "tcp"},
+                                         {"noop", "noop"}, {"fault:local", "local"}, {"fault:auto", "auto"},
+                                         {"fault:noop", "noop"}};
   struct rd2h_engine_opts o = {.size = sizeof o};
   struct rd2h_error err;
   rd2h_eng *e = NULL;

@@ -11,29 +11,25 @@ static void send_out(rd2h_dw *w, uint32_t peer) {
 }
 
 /* ---- the handshake ---- */
-/* Connection data that the peer announced for the engine that is open here. */
-static const struct rd2h_wire_engine *offered(const rd2h_dw *w, const struct rd2h_wire_ext *ext) {
-  const char *name = rd2h_eng_name(w->eng);
-  for (uint32_t i = 0; i < ext->n_engines; i++)
-    if (ext->engine[i].name.n == strlen(name) && !memcmp(ext->engine[i].name.p, name, ext->engine[i].name.n))
-      return &ext->engine[i];
-  return NULL;
-}
-
-static int choose(const rd2h_dw *w, const struct rd2h_wire_meta *meta, struct rd2h_blob *conn, struct rd2h_error *err) {
-  const char *name = rd2h_eng_name(w->eng);
-  const struct rd2h_wire_engine *e = offered(w, &meta->ext);
-  *conn = (struct rd2h_blob){0};
-  if (e) {
-    *conn = (struct rd2h_blob){e->conn, e->conn_len};
-    return RD2H_OK;
-  }
-  if (meta->ext.present && meta->ext.n_engines)
+/* By the best engine that both sides have; a peer that announced none may do without connection data. */
+static int connect_peer(rd2h_dw *w, const struct rd2h_da *a, struct dw_peer *p, const char **chosen, struct rd2h_error *err) {
+  const struct rd2h_wire_meta *meta = a->meta;
+  const struct rd2h_wire_ext *ext = &meta->ext;
+  struct rd2h_blob session = {(const uint8_t *)meta->session.p, meta->session.n};
+  struct rd2h_eng_offer offer[RD2H_WIRE_MAX_ENGINES];
+  const char *name = *chosen = rd2h_eng_name(w->eng);
+  uint32_t n = ext->present ? ext->n_engines : 0;
+  for (uint32_t i = 0; i < n; i++)
+    offer[i] = (struct rd2h_eng_offer){ext->engine[i].name, {ext->engine[i].conn, ext->engine[i].conn_len}};
+  int rc = n ? rd2h_eng_choose(w->eng, session, offer, n, a->peer, &p->conn, chosen, err) : RD2H_OK;
+  if (rc == RD2H_NOT_FOUND)
     return rd2h_fail(err, RD2H_UNSUPPORTED, "Prefill %.*s offers the engine %.*s%s, Decode has %s: set the same "
-                     "transfer_backend on both sides", (int)meta->session.n, meta->session.p, (int)meta->ext.engine[0].name.n,
-                     meta->ext.engine[0].name.p, meta->ext.n_engines > 1 ? " and others" : "", name);
+                     "transfer_backend on both sides", (int)meta->session.n, meta->session.p, (int)offer[0].name.n,
+                     offer[0].name.p, n > 1 ? " and others" : "", name);
+  if (n)
+    return rc;
   if (w->o.legacy_session || !strcmp(name, "noop"))
-    return RD2H_OK;
+    return rd2h_eng_connect(w->eng, session, (struct rd2h_blob){0}, a->peer, &p->conn, err);
   return rd2h_fail(err, RD2H_UNSUPPORTED, "Prefill %.*s published no connection data, which the engine %s needs: run rd2h on "
                    "the Prefill side too, or use an engine that works by the session alone", (int)meta->session.n,
                    meta->session.p, name);
@@ -42,15 +38,14 @@ static int choose(const rd2h_dw *w, const struct rd2h_wire_meta *meta, struct rd
 static void do_connect(rd2h_dw *w, const struct rd2h_da *a) {
   struct dw_peer *p = w->peer[a->peer];
   struct rd2h_error err = {0};
-  struct rd2h_blob conn, session = {(const uint8_t *)a->meta->session.p, a->meta->session.n};
-  snprintf(p->session, sizeof p->session, "%.*s", (int)session.len, a->meta->session.p);
+  const char *chosen;
+  snprintf(p->session, sizeof p->session, "%.*s", (int)a->meta->session.n, a->meta->session.p);
   if (p->conn)
     rd2h_eng_disconnect(w->eng, p->conn);
   p->conn = NULL;
-  int rc = choose(w, a->meta, &conn, &err);
-  rc = rc ? rc : rd2h_eng_connect(w->eng, session, conn, a->peer, &p->conn, &err);
+  int rc = connect_peer(w, a, p, &chosen, &err);
   if (!rc)
-    RD2H_INFO("decode rank %u: Prefill %s is connected, engine %s", w->o.tp_rank, p->session, rd2h_eng_name(w->eng));
+    RD2H_INFO("decode rank %u: Prefill %s is connected, engine %s", w->o.tp_rank, p->session, chosen);
   rd2h_dm_connected(w->dm, a->peer, rc, err.text, w->now);
 }
 
