@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 packages=(gcc g++ make pkg-config binutils util-linux python3 libzmq3-dev libcurl4-openssl-dev libjansson-dev libcmocka-dev
-  libmsgpack-dev clang-14 libclang-rt-14-dev "$@")
+  libmsgpack-dev libevent-dev libssl-dev clang-14 libclang-rt-14-dev "$@")
 
 # One at a time.
 exec 9<scripts

@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A client's request between its connection and the flow, and the flow's requests to engines. */
+#include "proxy/app.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/random.h>
+
+enum { HIGH_WATER = 256 << 10, LOW_WATER = 64 << 10, MAX_CLIENT_ID = 128 };
+
+struct exchange {
+  struct px_app *app;
+  struct px_conn *conn; /* NULL: gone, or answered */
+  struct px_parent *parent;
+  struct px_leg *paused;
+  char client_id[MAX_CLIENT_ID + 1];
+  char peer[64];
+  const char *path;
+  size_t bytes_in, held;
+  struct px_buf headers; /* "Name: value\0", one behind the other */
+  size_t n_headers;
+};
+
+/* ---- headers ---- */
+/* What belongs to a connection, and what the proxy sets itself. */
+static bool is_ours(const struct px_head *h, struct px_span name) {
+  static const char *const OURS[] = {"host", "connection", "keep-alive", "proxy-connection", "proxy-authenticate", "proxy-authorization",
+                                     "te", "trailer", "transfer-encoding", "upgrade", "content-length", "content-type", "expect",
+                                     "accept-encoding", "content-encoding", "x-request-id", "http2-settings"};
+  for (size_t i = 0; i < sizeof OURS / sizeof *OURS; i++)
+    if (rd2h_px_equal_nocase(name, px_str(OURS[i])))
+      return true;
+  for (size_t i = 0; i < h->n; i++)
+    if (rd2h_px_equal_nocase(h->header[i].name, PX_LIT("connection")) && rd2h_px_lists(h->header[i].value, name))
+      return true;
+  return false;
+}
+
+static void take_headers(struct exchange *e, const struct px_head *h) {
+  for (size_t i = 0; i < h->n; i++) {
+    struct px_span name = h->header[i].name, value = h->header[i].value;
+    if (is_ours(h, name))
+      continue;
+    rd2h_px_put(&e->headers, name);
+    /* libcurl takes "Name:" for one to leave out, "Name;" for one without a value. */
+    rd2h_px_puts(&e->headers, value.n ? ": " : ";");
+    rd2h_px_put(&e->headers, value);
+    rd2h_px_put(&e->headers, (struct px_span){"", 1});
+    e->n_headers++;
+  }
+  struct px_span id = rd2h_px_head_get(h, "x-request-id");
+  snprintf(e->client_id, sizeof e->client_id, "%.*s", (int)(id.n < MAX_CLIENT_ID ? id.n : MAX_CLIENT_ID), id.n ? id.p : "");
+}
+
+static void answer_headers(const struct exchange *e, struct px_span retry_after, struct px_buf *out) {
+  const char *id = e->client_id[0] ? e->client_id : e->parent ? e->parent->uuid : NULL;
+  if (id)
+    rd2h_px_printf(out, "X-Request-Id: %s\r\n", id);
+  if (retry_after.n)
+    rd2h_px_printf(out, "Retry-After: %.*s\r\n", (int)retry_after.n, retry_after.p);
+}
+
+/* ---- the flow to the client ---- */
+static struct px_span type_or_json(struct px_span type) {
+  return type.n ? type : PX_LIT("application/json");
+}
+
+static void io_reply(void *io, void *client, const struct px_reply *r) {
+  struct exchange *e = client;
+  struct px_buf headers = {0};
+  struct px_conn *c = e->conn;
+  (void)io;
+  answer_headers(e, r->retry_after, &headers);
+  e->conn = NULL;
+  rd2h_px_conn_reply(c, r->status, type_or_json(r->type), px_of(&headers), r->body);
+  rd2h_px_free(&headers);
+}
+
+static void io_begin(void *io, void *client, const struct px_reply *head) {
+  struct exchange *e = client;
+  struct px_buf headers = {0};
+  (void)io;
+  answer_headers(e, (struct px_span){NULL, 0}, &headers);
+  rd2h_px_puts(&headers, "Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n");
+  rd2h_px_conn_begin(e->conn, head->status, head->type, px_of(&headers));
+  rd2h_px_free(&headers);
+}
+
+static void io_data(void *io, void *client, struct px_span s) {
+  struct exchange *e = client;
+  (void)io;
+  rd2h_px_conn_data(e->conn, s);
+}
+
+static void io_end(void *io, void *client) {
+  struct exchange *e = client;
+  struct px_conn *c = e->conn;
+  (void)io;
+  e->conn = NULL;
+  rd2h_px_conn_end(c);
+}
+
+static void io_done(void *io, void *client, const struct px_parent *p) {
+  struct px_app *app = io;
+  struct exchange *e = client;
+  const struct px_access a = {.id = p ? p->uuid : "", .client_id = e->client_id, .peer = e->peer, .path = e->path,
+                              .status = p ? p->status : 400, .bytes_in = e->bytes_in, .parent = p,
+                              .error = p && p->status != 200 ? p->error : NULL, .now = app->flow.now};
+  rd2h_px_log_access(&app->log, &a);
+  if (p)
+    rd2h_px_metrics_parent(&app->metrics, p, app->flow.now);
+  else
+    rd2h_px_metrics_refused(&app->metrics, 400);
+  rd2h_px_server_account(app->server, -(int64_t)e->held);
+  rd2h_px_free(&e->headers);
+  free(e);
+}
+
+static void io_note(void *io, const struct px_parent *p, const char *text) {
+  struct px_app *app = io;
+  rd2h_px_log(&app->log, PX_WARNING, p->uuid, "%s (Decode %s, Prefill %s, attempt %u)", text, p->decode_name,
+              p->prefill_name[0] ? p->prefill_name : "-", p->attempt);
+}
+
+static void io_wake(void *io, int64_t at) {
+  struct px_app *app = io;
+  int64_t ms = at - rd2h_px_now();
+  if (app->wake_at && app->wake_at <= at)
+    return;
+  app->wake_at = at;
+  ms = ms < 0 ? 0 : ms;
+  const struct timeval tv = {ms / 1000, ms % 1000 * 1000};
+  evtimer_add(app->wake, &tv);
+}
+
+static bool io_random(void *io, void *out, size_t n) {
+  (void)io;
+  return getrandom(out, n, 0) == (ssize_t)n;
+}
+
+/* ---- the flow to engines ---- */
+static void leg_head(void *user, int status, const char *type, const char *retry_after) {
+  struct px_leg *leg = user;
+  leg->status = status;
+  snprintf(leg->type, sizeof leg->type, "%s", type);
+  snprintf(leg->retry_after, sizeof leg->retry_after, "%s", retry_after);
+}
+
+static bool leg_data(void *user, struct px_span s) {
+  struct px_leg *leg = user;
+  struct exchange *e = leg->parent->client;
+  if (leg->role == PX_DECODE && e && e->conn && leg->parent->begun && rd2h_px_conn_backlog(e->conn) > HIGH_WATER) {
+    e->paused = leg;
+    return false;
+  }
+  rd2h_px_flow_leg_data(leg->parent->flow, leg, s, rd2h_px_now());
+  return true;
+}
+
+static void leg_done(void *user, const char *error) {
+  struct px_leg *leg = user;
+  struct exchange *e = leg->parent->client;
+  leg->wire = NULL;
+  if (e && e->paused == leg)
+    e->paused = NULL;
+  rd2h_px_flow_leg_done(leg->parent->flow, leg, error, rd2h_px_now());
+}
+
+static const struct px_call_events LEG_EVENTS = {leg_head, leg_data, leg_done};
+
+static bool io_send(void *io, struct px_leg *leg) {
+  struct px_app *app = io;
+  struct exchange *e = leg->parent->client;
+  char url[512], id[96];
+  const char *header[PX_MAX_HEADERS + 2];
+  size_t n = 0;
+  const char *at = e->headers.p;
+  for (size_t i = 0; i < e->n_headers; i++, at += strlen(at) + 1)
+    header[n++] = at;
+  snprintf(id, sizeof id, "X-Request-Id: %s", leg->id);
+  header[n++] = id;
+  header[n++] = "Content-Type: application/json";
+  if ((size_t)snprintf(url, sizeof url, "%s%s", leg->engine->url, leg->path) >= sizeof url)
+    return false;
+  const struct px_request r = {.url = url, .post = true, .body = px_of(&leg->body), .header = header, .n_header = n,
+                               .limit_ms = leg->limit_ms};
+  leg->wire = rd2h_px_call(app->client, &r, &LEG_EVENTS, leg);
+  return leg->wire != NULL;
+}
+
+static void io_cancel(void *io, struct px_leg *leg) {
+  struct exchange *e = leg->parent->client;
+  (void)io;
+  if (e && e->paused == leg)
+    e->paused = NULL;
+  if (leg->wire)
+    rd2h_px_call_cancel(leg->wire);
+}
+
+const struct px_io rd2h_px_exchange_io = {
+  .send = io_send, .cancel = io_cancel, .answer = rd2h_px_metaserver_answer, .reply = io_reply, .begin = io_begin, .data = io_data,
+  .end = io_end, .done = io_done, .note = io_note, .wake = io_wake, .random = io_random,
+};
+
+/* ---- the connection ---- */
+static void on_gone(void *user) {
+  struct exchange *e = user;
+  struct px_app *app = e->app;
+  e->conn = NULL;
+  rd2h_px_flow_client_gone(&app->flow, e->parent, rd2h_px_now());
+}
+
+static void on_drained(void *user) {
+  struct exchange *e = user;
+  if (!e->paused || rd2h_px_conn_backlog(e->conn) > LOW_WATER)
+    return;
+  struct px_leg *leg = e->paused;
+  e->paused = NULL;
+  rd2h_px_call_resume(leg->wire);
+}
+
+static const struct px_watch WATCH = {on_gone, on_drained};
+
+static void post(const struct px_ctx *x, enum px_api api, const char *path) {
+  struct px_app *app = x->app;
+  if (app->flow.parents >= (size_t)app->options.max_requests || app->stopping) {
+    rd2h_px_metrics_refused(&app->metrics, 503);
+    rd2h_px_answer_error(x->conn, 503, app->stopping ? "the proxy is shutting down" : "too many requests under way (max-requests)");
+    return;
+  }
+  struct exchange *e = calloc(1, sizeof *e);
+  if (e)
+    take_headers(e, x->head);
+  if (!e || e->headers.failed) {
+    if (e)
+      rd2h_px_free(&e->headers);
+    free(e);
+    rd2h_px_answer_error(x->conn, 503, "memory ran out");
+    return;
+  }
+  e->app = app;
+  e->conn = x->conn;
+  e->path = path;
+  e->bytes_in = x->body->n;
+  /* The client's body and what is sent of it to either engine. */
+  e->held = 3 * x->body->n;
+  rd2h_px_server_account(app->server, (int64_t)e->held);
+  snprintf(e->peer, sizeof e->peer, "%s", rd2h_px_conn_peer(x->conn));
+  rd2h_px_conn_watch(x->conn, &WATCH, e);
+  struct px_parent *p = rd2h_px_flow_request(&app->flow, e, api, x->body, rd2h_px_now());
+  if (p)
+    e->parent = p; /* otherwise it has been answered, and e is gone */
+}
+
+void rd2h_px_post_completions(const struct px_ctx *x) {
+  post(x, PX_COMPLETIONS, "/v1/completions");
+}
+
+void rd2h_px_post_chat(const struct px_ctx *x) {
+  post(x, PX_CHAT, "/v1/chat/completions");
+}

@@ -1,0 +1,386 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "proxy/json.h"
+
+#include <stdlib.h>
+
+static const char *blanks(const char *p, const char *end) {
+  while (p < end && (*p == ' ' || *p == '\n' || *p == '\r' || *p == '\t'))
+    p++;
+  return p;
+}
+
+/* ---- checking ---- */
+struct check {
+  const char *end;
+  const char *at, *why; /* what went wrong */
+  unsigned depth;
+  uint8_t object[PX_JSON_DEPTH];
+};
+
+static const char *wrong(struct check *c, const char *at, const char *why) {
+  c->at = at;
+  c->why = why;
+  return NULL;
+}
+
+static int hex_digit(char h) {
+  if (h >= '0' && h <= '9')
+    return h - '0';
+  if (h >= 'a' && h <= 'f')
+    return h - 'a' + 10;
+  return h >= 'A' && h <= 'F' ? h - 'A' + 10 : -1;
+}
+
+/* p: behind the backslash. */
+static const char *check_escape(struct check *c, const char *p) {
+  if (p < c->end && *p && strchr("\"\\/bfnrt", *p))
+    return p + 1;
+  if (c->end - p < 5 || *p != 'u')
+    return wrong(c, p, "a string has an unknown escape");
+  for (int i = 1; i < 5; i++)
+    if (hex_digit(p[i]) < 0)
+      return wrong(c, p, "\\u needs four hex digits");
+  return p + 5;
+}
+
+static const char *check_string(struct check *c, const char *p) {
+  const char *start = p++;
+  while (p < c->end) {
+    unsigned char ch = (unsigned char)*p;
+    if (ch == '"')
+      return p + 1;
+    if (ch == '\\') {
+      if (!(p = check_escape(c, p + 1)))
+        return NULL;
+    } else if (ch < 0x20) {
+      return wrong(c, p, "a string has a control character");
+    } else if (ch < 0x80) {
+      p++;
+    } else {
+      size_t n = rd2h_px_utf8(p, c->end);
+      if (n == 0)
+        return wrong(c, p, "a string is not UTF-8");
+      p += n;
+    }
+  }
+  return wrong(c, start, "a string does not end");
+}
+
+static const char *digits(const char *p, const char *end) {
+  while (p < end && *p >= '0' && *p <= '9')
+    p++;
+  return p;
+}
+
+static const char *check_number(struct check *c, const char *p) {
+  const char *start = p, *from;
+  p += *p == '-';
+  from = p;
+  p = digits(p, c->end);
+  if (p == from || (*from == '0' && p > from + 1))
+    return wrong(c, start, "a value is expected");
+  if (p < c->end && *p == '.') {
+    from = ++p;
+    if ((p = digits(p, c->end)) == from)
+      return wrong(c, start, "a number has no digits behind its point");
+  }
+  if (p < c->end && (*p == 'e' || *p == 'E')) {
+    p++;
+    p += p < c->end && (*p == '+' || *p == '-');
+    from = p;
+    if ((p = digits(p, c->end)) == from)
+      return wrong(c, start, "a number has an empty exponent");
+  }
+  return p;
+}
+
+static const char *check_scalar(struct check *c, const char *p) {
+  static const char *const word[] = {"true", "false", "null"};
+  if (*p == '"')
+    return check_string(c, p);
+  for (size_t i = 0; i < 3; i++) {
+    size_t n = strlen(word[i]);
+    if ((size_t)(c->end - p) >= n && memcmp(p, word[i], n) == 0)
+      return p + n;
+  }
+  return check_number(c, p);
+}
+
+/* A member's key and colon; p stands behind blanks. */
+static const char *check_key(struct check *c, const char *p) {
+  if (p == c->end || *p != '"')
+    return wrong(c, p, "a key in quotes is expected");
+  if (!(p = check_string(c, p)))
+    return NULL;
+  p = blanks(p, c->end);
+  return p < c->end && *p == ':' ? p + 1 : wrong(c, p, "a colon is expected");
+}
+
+/* Opens a container. *inside: there is a first value to read; otherwise it was empty and is behind p. */
+static const char *check_open(struct check *c, const char *p, bool *inside) {
+  bool object = *p == '{';
+  const char *q = blanks(p + 1, c->end);
+  *inside = false;
+  if (q < c->end && *q == (object ? '}' : ']'))
+    return q + 1;
+  if (c->depth == PX_JSON_DEPTH)
+    return wrong(c, p, "values are nested too deep");
+  c->object[c->depth++] = object;
+  *inside = true;
+  return object ? check_key(c, q) : q;
+}
+
+/* Behind a value: closes what ends here. *more: a further value follows. */
+static const char *check_after(struct check *c, const char *p, bool *more) {
+  *more = false;
+  for (; c->depth > 0; c->depth--) {
+    bool object = c->object[c->depth - 1];
+    p = blanks(p, c->end);
+    if (p < c->end && *p == ',') {
+      *more = true;
+      p = blanks(p + 1, c->end);
+      return object ? check_key(c, p) : p;
+    }
+    if (p == c->end || *p != (object ? '}' : ']'))
+      return wrong(c, p, object ? "a comma or } is expected" : "a comma or ] is expected");
+    p++;
+  }
+  return p;
+}
+
+static const char *check_all(struct check *c, const char *p) {
+  for (bool more = true; more;) {
+    p = blanks(p, c->end);
+    if (p == c->end)
+      return wrong(c, p, "the text ends too early");
+    bool inside = false;
+    p = *p == '{' || *p == '[' ? check_open(c, p, &inside) : check_scalar(c, p);
+    if (p && !inside)
+      p = check_after(c, p, &more);
+    if (!p)
+      return NULL;
+  }
+  p = blanks(p, c->end);
+  return p == c->end ? p : wrong(c, p, "something follows the value");
+}
+
+bool rd2h_px_json_check(struct px_span text, size_t *at, const char **why) {
+  struct check c;
+  c.end = text.p + text.n;
+  c.depth = 0;
+  if (text.n > 0 && check_all(&c, text.p))
+    return true;
+  *at = text.n ? (size_t)(c.at - text.p) : 0;
+  *why = text.n ? c.why : "the text is empty";
+  return false;
+}
+
+/* ---- going over checked text ---- */
+static const char *skip_string(const char *p) {
+  for (p++; *p != '"'; p++)
+    p += *p == '\\';
+  return p + 1;
+}
+
+static const char *skip_value(const char *p, const char *end) {
+  if (*p == '"')
+    return skip_string(p);
+  if (*p != '{' && *p != '[') {
+    while (p < end && !strchr(",]} \t\r\n", *p))
+      p++;
+    return p;
+  }
+  for (size_t depth = 0;;) {
+    if (*p == '"') {
+      p = skip_string(p);
+      continue;
+    }
+    depth += *p == '{' || *p == '[';
+    depth -= *p == '}' || *p == ']';
+    p++;
+    if (depth == 0)
+      return p;
+  }
+}
+
+static struct px_span trim(struct px_span s) {
+  const char *p = blanks(s.p, s.p + s.n), *end = s.p + s.n;
+  while (end > p && strchr(" \n\r\t", end[-1]))
+    end--;
+  return (struct px_span){p, (size_t)(end - p)};
+}
+
+bool rd2h_px_json_open(struct px_span value, char kind, struct px_json_iter *it) {
+  value = trim(value);
+  if (value.n < 2 || *value.p != kind)
+    return false;
+  *it = (struct px_json_iter){value.p + 1, value.p + value.n - 1, kind == '{'};
+  return true;
+}
+
+bool rd2h_px_json_next(struct px_json_iter *it, struct px_span *key, struct px_span *value) {
+  const char *p = blanks(it->p, it->end);
+  if (p < it->end && *p == ',')
+    p = blanks(p + 1, it->end);
+  if (p == it->end)
+    return false;
+  if (it->object) {
+    const char *stop = skip_string(p);
+    *key = (struct px_span){p, (size_t)(stop - p)};
+    p = blanks(blanks(stop, it->end) + 1, it->end);
+  }
+  it->p = skip_value(p, it->end);
+  *value = (struct px_span){p, (size_t)(it->p - p)};
+  return true;
+}
+
+static unsigned hex4(const char *p) {
+  unsigned v = 0;
+  for (int i = 0; i < 4; i++)
+    v = v << 4 | (unsigned)hex_digit(p[i]);
+  return v;
+}
+
+static size_t put_utf8(unsigned cp, char out[4]) {
+  static const unsigned char lead[] = {0, 0, 0xC0, 0xE0, 0xF0};
+  size_t n = cp < 0x80 ? 1 : cp < 0x800 ? 2 : cp < 0x10000 ? 3 : 4;
+  for (size_t i = n; i-- > 1; cp >>= 6)
+    out[i] = (char)(0x80 | (cp & 0x3F));
+  out[0] = (char)(lead[n == 1 ? 0 : n] | cp);
+  return n;
+}
+
+/* Decodes one character at *p, which it moves on; out has room for 4 bytes. */
+static size_t decode_char(const char **p, const char *end, char out[4]) {
+  static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
+  const char *q = *p;
+  if (*q != '\\') {
+    out[0] = *q;
+    *p = q + 1;
+    return 1;
+  }
+  if (q[1] != 'u') {
+    out[0] = to[strchr(from, q[1]) - from];
+    *p = q + 2;
+    return 1;
+  }
+  unsigned cp = hex4(q + 2), low;
+  q += 6;
+  if (cp >= 0xD800 && cp <= 0xDBFF && end - q >= 6 && q[0] == '\\' && q[1] == 'u' && (low = hex4(q + 2)) >= 0xDC00 && low <= 0xDFFF) {
+    cp = 0x10000 + ((cp - 0xD800) << 10) + (low - 0xDC00);
+    q += 6;
+  } else if (cp >= 0xD800 && cp <= 0xDFFF) {
+    cp = 0xFFFD;
+  }
+  *p = q;
+  return put_utf8(cp, out);
+}
+
+bool rd2h_px_json_is(struct px_span token, struct px_span text) {
+  if (token.n < 2 || *token.p != '"')
+    return false;
+  const char *p = token.p + 1, *end = token.p + token.n - 1;
+  size_t at = 0;
+  char c[4];
+  while (p < end) {
+    size_t n = decode_char(&p, end, c);
+    if (n > text.n - at || memcmp(text.p + at, c, n) != 0)
+      return false;
+    at += n;
+  }
+  return at == text.n;
+}
+
+bool rd2h_px_json_decode(struct px_span value, struct px_buf *out) {
+  if (value.n < 2 || *value.p != '"')
+    return false;
+  const char *p = value.p + 1, *end = value.p + value.n - 1;
+  char c[4];
+  while (p < end) {
+    const char *stop = memchr(p, '\\', (size_t)(end - p));
+    stop = stop ? stop : end;
+    rd2h_px_put(out, (struct px_span){p, (size_t)(stop - p)});
+    p = stop;
+    if (p < end) {
+      size_t n = decode_char(&p, end, c);
+      rd2h_px_put(out, (struct px_span){c, n});
+    }
+  }
+  return true;
+}
+
+bool rd2h_px_json_get(struct px_span object, const char *name, struct px_span *value) {
+  struct px_json_iter it;
+  struct px_span k, v;
+  bool found = false;
+  if (!rd2h_px_json_open(object, '{', &it))
+    return false;
+  while (rd2h_px_json_next(&it, &k, &v))
+    if (rd2h_px_json_is(k, px_str(name))) {
+      *value = v;
+      found = true;
+    }
+  return found;
+}
+
+size_t rd2h_px_json_count(struct px_span array) {
+  struct px_json_iter it;
+  struct px_span k, v;
+  size_t n = 0;
+  if (rd2h_px_json_open(array, '[', &it))
+    while (rd2h_px_json_next(&it, &k, &v))
+      n++;
+  return n;
+}
+
+/* ---- editing ---- */
+static const struct px_rule *rule_of(struct px_span key, const struct px_rule *rule, size_t n) {
+  for (size_t i = 0; i < n; i++)
+    if (rd2h_px_json_is(key, px_str(rule[i].key)))
+      return rule + i;
+  return NULL;
+}
+
+/* The bytes between two members; without its comma for the first one written. */
+static void put_lead(struct px_span lead, bool first, struct px_buf *out) {
+  const char *comma = first && lead.n ? memchr(lead.p, ',', lead.n) : NULL;
+  if (!comma) {
+    rd2h_px_put(out, lead);
+    return;
+  }
+  rd2h_px_put(out, (struct px_span){lead.p, (size_t)(comma - lead.p)});
+  rd2h_px_put(out, (struct px_span){comma + 1, (size_t)(lead.p + lead.n - comma - 1)});
+}
+
+void rd2h_px_json_edit(struct px_span object, const struct px_rule *rule, size_t n, struct px_buf *out) {
+  struct px_json_iter it;
+  struct px_span key, value;
+  uint32_t seen = 0;
+  bool first = true;
+  if (!rd2h_px_json_open(object, '{', &it)) {
+    out->failed = true;
+    return;
+  }
+  const char *from = it.p; /* what is not yet written begins here */
+  rd2h_px_put(out, (struct px_span){object.p, (size_t)(from - object.p)});
+  while (rd2h_px_json_next(&it, &key, &value)) {
+    const struct px_rule *r = rule_of(key, rule, n);
+    const char *end = value.p + value.n;
+    if (!r || r->how != PX_DROP) {
+      put_lead((struct px_span){from, (size_t)(key.p - from)}, first, out);
+      rd2h_px_put(out, (struct px_span){key.p, (size_t)(value.p - key.p)});
+      rd2h_px_put(out, r ? r->value : value);
+      first = false;
+    }
+    if (r)
+      seen |= 1u << (r - rule);
+    from = end;
+  }
+  for (size_t i = 0; i < n; i++)
+    if (rule[i].how == PX_SET && !(seen & 1u << i)) {
+      rd2h_px_printf(out, "%s\"%s\":", first ? "" : ",", rule[i].key);
+      rd2h_px_put(out, rule[i].value);
+      first = false;
+    }
+  rd2h_px_put(out, (struct px_span){from, (size_t)(object.p + object.n - from)});
+}
