@@ -58,10 +58,11 @@ async def read_head(reader: asyncio.StreamReader) -> tuple[list[str], dict[str, 
     return first.split(" "), {k.strip().lower(): v.strip() for k, v in (line.split(":", 1) for line in lines)}
 
 
-async def post(url: str, message: Any, timeout: float | None = None) -> tuple[int, bytes]:
-    """POST of a JSON value (or bytes as they are) on a connection of its own."""
+async def post(url: str, message: Any, timeout: float | None = None, source: str | None = None) -> tuple[int, bytes]:
+    """POST of a JSON value (or bytes as they are) on a connection of its own, from the address `source`."""
     host, port, path = re.fullmatch(r"http://(\[.*?\]|[^:/]+):(\d+)(/.*)", url).groups()
-    reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), limit=1 << 20)
+    reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), limit=1 << 20,
+                                                   local_addr=(source, 0) if source else None)
     try:
         raw = message if isinstance(message, bytes) else json.dumps(message).encode()
         writer.write(f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
