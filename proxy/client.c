@@ -26,6 +26,7 @@ struct px_call {
   struct curl_slist *headers;
   const struct px_call_events *events; /* NULL: cancelled */
   void *user;
+  struct px_span body; /* what is still to be sent */
   bool head_told, paused, queued;
   char error[CURL_ERROR_SIZE], retry_after[32];
 };
@@ -80,6 +81,20 @@ static size_t on_data(char *p, size_t size, size_t n, void *arg) {
     return 0; /* cancelled */
   call->paused = true;
   return CURL_WRITEFUNC_PAUSE;
+}
+
+/* With CURLOPT_POSTFIELDS libcurl would send a body again, of itself, when a kept connection ends without an answer. It cannot wind this
+ * one back, so whether a request is repeated is decided by its sender alone. */
+static size_t on_read(char *to, size_t size, size_t n, void *arg) {
+  struct px_call *call = arg;
+  size_t room = size * n, take = call->body.n < room ? call->body.n : room;
+  if (!call->events)
+    return CURL_READFUNC_ABORT;
+  if (take)
+    memcpy(to, call->body.p, take);
+  call->body.p += take;
+  call->body.n -= take;
+  return take;
 }
 
 static size_t on_header(char *p, size_t size, size_t n, void *arg) {
@@ -222,7 +237,8 @@ static void set_options(struct px_call *call, const struct px_request *r) {
     curl_easy_setopt(e, CURLOPT_CAINFO, l->ca_file);
   if (r->post) {
     curl_easy_setopt(e, CURLOPT_POST, 1L);
-    curl_easy_setopt(e, CURLOPT_POSTFIELDS, r->body.p ? r->body.p : "");
+    curl_easy_setopt(e, CURLOPT_READFUNCTION, on_read);
+    curl_easy_setopt(e, CURLOPT_READDATA, call);
     curl_easy_setopt(e, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)r->body.n);
   }
 }
@@ -242,6 +258,7 @@ struct px_call *rd2h_px_call(struct px_client *c, const struct px_request *r, co
   call->client = c;
   call->events = events;
   call->user = user;
+  call->body = r->body;
   for (size_t i = 0; good && i < r->n_header; i++)
     good = add_header(call, r->header[i]);
   good = good && add_header(call, "Expect:") && add_header(call, "Accept-Encoding: identity");

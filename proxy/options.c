@@ -112,17 +112,18 @@ static bool set_text(struct reader *r, const char *where, const struct option *p
 static bool set_list(struct reader *r, const char *where, const struct option *p, const char *value) {
   struct px_list *l = field(r, p);
   list_free(l);
-  for (const char *s = value; ; s++) {
+  bool due = false; /* behind a comma */
+  for (const char *s = value;;) {
     s += strspn(s, " \t\n");
     size_t n = strcspn(s, " \t\n,");
-    if ((n || *s == ',') && !list_add(l, s, n))
+    if ((n || *s == ',' || due) && !list_add(l, s, n))
       return wrong(r, where, p, value, "memory ran out");
     s += n;
     s += strspn(s, " \t\n");
+    due = *s == ',';
     if (!*s)
       break;
-    if (*s != ',')
-      s--;
+    s += due;
   }
   return l->n > 0 || wrong(r, where, p, value, "at least one is needed");
 }

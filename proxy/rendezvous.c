@@ -7,7 +7,8 @@
 /* [<i>_]cmpl-<uuid>-<k> or [<i>_]chatcmpl-<uuid>, as vLLM makes them from X-Request-Id. */
 static bool read_number(struct px_span *s, char end, uint64_t *out) {
   const char *stop = end ? memchr(s->p, end, s->n) : s->p + s->n;
-  if (!stop || !rd2h_px_uint((struct px_span){s->p, (size_t)(stop - s->p)}, UINT32_MAX, out))
+  /* Only in the form in which vLLM writes it: no leading zeros. */
+  if (!stop || (stop - s->p > 1 && *s->p == '0') || !rd2h_px_uint((struct px_span){s->p, (size_t)(stop - s->p)}, UINT32_MAX, out))
     return false;
   size_t n = (size_t)(stop - s->p) + (end != 0);
   s->p += n;

@@ -439,10 +439,12 @@ static struct bufferevent *new_bev(struct px_server *s, evutil_socket_t fd, SSL_
 }
 
 static void too_many(evutil_socket_t fd) {
-  static const char answer[] = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nContent-Length: 105\r\n"
-                               "Connection: close\r\n\r\n{\"error\":{\"message\":\"too many connections (max-connections)\","
-                               "\"type\":\"server_error\",\"param\":null,\"code\":503}}";
-  (void)!send(fd, answer, sizeof answer - 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+  static const char body[] = "{\"error\":{\"message\":\"too many connections (max-connections)\",\"type\":\"server_error\","
+                             "\"param\":null,\"code\":503}}";
+  char text[512];
+  int n = snprintf(text, sizeof text, "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
+                   "Content-Length: %zu\r\nConnection: close\r\n\r\n%s", sizeof body - 1, body);
+  (void)!send(fd, text, (size_t)n, MSG_DONTWAIT | MSG_NOSIGNAL);
   evutil_closesocket(fd);
 }
 

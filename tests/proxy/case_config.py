@@ -50,10 +50,10 @@ def mistakes() -> None:
 @case("flag before environment before file")
 def sources() -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".conf") as f:
-        f.write("# limits\n\nmax-body = 100\nmax-children=1\n  max-retries =  1  \n")
+        f.write("# limits\n\nmax-body = 1K\nmax-children=1\n  max-retries =  1  \n")
         f.flush()
         with Bench(config=f.name, max_retries=2, env={"RD2H_PROXY_MAX_CHILDREN": "2"}) as b:
-            equal(b.complete(prompt="x" * 200).status, 413, "of the file")
+            equal(b.complete(prompt="x" * 2000).status, 413, "of the file")
             equal((b.complete(prompt=["a", "b"]).status, b.complete(prompt=["a", "b", "c"]).status), (200, 400), "of the environment")
             b.complete("ddie")
             equal(len(b.d[0].seen), 3, "of the flag")
@@ -122,7 +122,11 @@ def tls() -> None:
             equal((b.complete("silent").status, b.complete("silent,events=50", True).status), (200, 200))
             true(b.d[0].seen[0].body["kv_transfer_params"]["metaserver"].startswith("https://"), "Decode is told http")
             c = plain(5).send(b"GET / HTTP/1.1\r\n\r\n")
-            equal(c.f.read()[:4] != b"HTTP", True, "plain HTTP was answered")
+            try:
+                got = c.f.read()
+            except ConnectionResetError:
+                got = b""
+            true(not got.startswith(b"HTTP"), "plain HTTP was answered")
             c.close()
 
 

@@ -24,7 +24,7 @@ REFUSED = {
     "an unknown coding": (501, H + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n"),
     "two codings": (501, H + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n"),
     "coding twice": (400, H + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
-    "a coding with a tab": (501, H + b"Transfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n"),
+    "a coding behind a control character": (400, H + b"Transfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n"),
     "coding in HTTP/1.0": (400, b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
     "two hosts": (400, H + b"Host: y\r\n" + TAIL),
     "no host": (400, b"POST /v1/completions HTTP/1.1\r\n" + TAIL),

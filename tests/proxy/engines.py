@@ -217,7 +217,7 @@ class Decode(Engine):
 
         async def one(k: int, child: str) -> None:
             if words.get("miss") == str(k):
-                return
+                await asyncio.sleep(60)
             async with blocks, threads:
                 status, _ = await post(url, self.message(child, words))
                 self.posts.append((child, status))
