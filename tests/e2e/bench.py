@@ -161,9 +161,7 @@ class Flight:
 class Bench:
     """Prefill, Decode and the single engine of one model; without one of its own, Prefill's stands in for it. A context manager."""
 
-    def __init__(
-        self, model: Model, models: Path, logs: Path, engine: dict[str, Any] | None = None, single: bool = True
-    ) -> None:
+    def __init__(self, model: Model, models: Path, logs: Path, engine: dict[str, Any] | None = None, single: bool = True) -> None:
         self.model = model
         logs.mkdir(parents=True, exist_ok=True)
         cores = sorted(os.sched_getaffinity(0))

@@ -63,6 +63,9 @@ class Metaserver:
         with self._lock:
             self._plans[request_id] = plan
 
+    def plan(self, request_id: str) -> Plan:
+        return self._plans[request_id]
+
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         server = self
 

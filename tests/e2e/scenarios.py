@@ -186,24 +186,43 @@ def _prefix(on_decode: int, on_prefill: int) -> Callable[[Check], None]:
     return run
 
 
+def _moment(bench: Bench, flights: list[Flight], stage: int, batches: int) -> None:
+    """Waits for a stage of four requests: 0 just sent, 1 all have posted, 2 the first layer is there, 3 the second. A stage that
+    does not come within a second is none to wait for."""
+    deadline = time.monotonic() + 1
+    if stage == 1:
+        for f in flights:
+            bench.meta.plan(f.id).posted.wait(max(0.0, deadline - time.monotonic()))
+    while stage > 1 and time.monotonic() < deadline:
+        if bench.d.call("state")["stats"]["batches"] >= batches + stage - 1:
+            return
+
+
 def abort(check: Check) -> None:
-    """Requests are aborted at every moment between allocation and the last read; afterwards no block is missing anywhere."""
-    bench = check.bench
-    tokens = prompt("after-abort", 130)
+    """Requests are aborted between allocation and the last read, half of them between two layers of their prefill; afterwards no
+    block is missing anywhere."""
+    bench, tokens = check.bench, prompt("after-abort", 130)
     bench.oracle([tokens])
     for engine in (bench.p, bench.d):
         engine.call("set", active=4)
     free = [engine.call("state")["free_blocks"] for engine in (bench.p, bench.d)]
+    before = bench.d.call("state")["stats"]
     for round_ in range(ABORTS // 4):
+        batches = bench.d.call("state")["stats"]["batches"]
         flights = [bench.send(prompt(f"abort-{round_}-{i}", 90 + i)) for i in range(4)]
-        for i, f in enumerate(flights):
-            time.sleep((round_ * 4 + i) % 10 * 0.001)
+        _moment(bench, flights, round_ % 4, batches)
+        for f in flights:
             bench.d.call("abort", id=f.id)
     bench.restore()
     check.restart()
-    for engine, before in zip((bench.p, bench.d), free):
+    stats = bench.d.call("state")["stats"]
+    aborted, pulled = (stats[n] - before[n] for n in ("aborted", "bytes"))
+    whole = sum(-(-(90 + i) // bench.model.block) for i in range(4)) * bench.model.block_bytes * (ABORTS // 4)
+    check.require(aborted >= ABORTS // 20, f"only {aborted} of {ABORTS} aborts came before the KV was complete")
+    check.require(0 < pulled < whole, f"{pulled} of {whole} bytes were pulled for aborted requests: none was aborted on the way")
+    for engine, blocks in zip((bench.p, bench.d), free):
         now = engine.call("state")["free_blocks"]
-        check.require(now == before, f"{engine.name}: {before - now} blocks are lost after {ABORTS} aborts")
+        check.require(now == blocks, f"{engine.name}: {blocks - now} blocks are lost after {ABORTS} aborts")
     check.served([bench.send(tokens)])
 
 
