@@ -5,6 +5,7 @@
 set -euo pipefail
 folder=${1:?usage: setup_reference.sh FOLDER VERSION...}; shift
 mkdir -p "$folder"
+folder=$(readlink -f "$folder")
 part=vllm_ascend/distributed/kv_transfer/kv_p2p/sfa_pd_rd2h
 
 for version in "$@"; do
