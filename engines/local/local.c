@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Engine local: Decode copies out of the Prefill process of the same host. Prefill only stands still and lets itself be read. */
+/* Engine local: Decode copies out of the Prefill process of the same host. Prefill only stands still and lets itself be read;
+ * where its memory is shared memory (rd2h/memory.h), it hands that over once to each Decode. */
 #include "engines/local/local.h"
 #include <errno.h>
 #include <stdatomic.h>
@@ -73,6 +74,7 @@ static int open_decode(rd2h_engine *e, struct rd2h_error *err) {
 }
 
 static void local_close(rd2h_engine *e) {
+  rd2h_local_offer_close(e->offer);
   if (e->opened_yama && atomic_fetch_sub(&yama_users, 1) == 1)
     prctl(PR_SET_PTRACER, 0);
   if (e->nonce_page)
@@ -97,6 +99,7 @@ static int local_open(const struct rd2h_host *host, const struct rd2h_engine_opt
   e->legacy_session = o->legacy_session;
   e->prefill = o->prefill;
   e->epoll = -1;
+  e->copier = rd2h_local_best_copier();
   rc = rd2h_local_self(&e->self, err);
   if (!rc)
     rc = o->prefill ? open_prefill(e, yama_any, err) : open_decode(e, err);
@@ -110,11 +113,13 @@ static int local_open(const struct rd2h_host *host, const struct rd2h_engine_opt
   return RD2H_OK;
 }
 
-/* Any memory of a process can be read: regions only get their numbers. */
+/* Any memory of a process can be read: regions only get their numbers, and shared memory is offered. What is registered after a
+ * peer has connected is read by system calls. */
 static int local_reg(rd2h_engine *e, const struct rd2h_region *r, uint32_t *region, struct rd2h_error *err) {
-  (void)r, (void)err;
-  *region = e->regions++;
-  return RD2H_OK;
+  int rc = e->prefill ? rd2h_local_offer_add(&e->offer, &e->self.socket, e->self.nonce, r, err) : RD2H_OK;
+  if (!rc)
+    *region = e->regions++;
+  return rc;
 }
 
 static void local_dereg(rd2h_engine *e, uint32_t region) {
@@ -208,6 +213,7 @@ static int attach(rd2h_engine *e, rd2h_peer *p, struct rd2h_error *err) {
 
 static void local_disconnect(rd2h_engine *e, rd2h_peer *p) {
   (void)e;
+  rd2h_local_unmap(p);
   if (p->pidfd >= 0)
     close(p->pidfd); /* leaves the epoll set with it */
   rd2h_free(p);
@@ -219,7 +225,7 @@ static int local_connect(rd2h_engine *e, struct rd2h_blob session, struct rd2h_b
   if (!p)
     return rd2h_nomem(err, "engine peer");
   p->cookie = cookie;
-  p->pidfd = -1;
+  p->pidfd = p->sock = -1;
   int rc = identify(e, session, conn, p, err);
   if (!rc)
     rc = attach(e, p, err);
@@ -227,6 +233,7 @@ static int local_connect(rd2h_engine *e, struct rd2h_blob session, struct rd2h_b
     local_disconnect(e, p);
     return rc;
   }
+  rd2h_local_ask(p);
   *out = p;
   return RD2H_OK;
 }

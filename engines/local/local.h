@@ -1,14 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef RD2H_LOCAL_H
 #define RD2H_LOCAL_H
-/* Inside of engine local: reads another process of this host with process_vm_readv. */
+/* Inside of engine local: reads another process of this host, shared memory of it by copies out of a mapping of the same pages,
+ * all else with process_vm_readv. */
 #include "base/base.h"
 #include <rd2h/engine.h>
+#include <sys/socket.h>
 #include <sys/types.h>
 
 #define LOCAL_NONCE 16u
 #define LOCAL_HOST_MAX 64u /* bytes of a host name in connection data */
 #define LOCAL_CONN_MAX 160u
+#define LOCAL_MAPS_MAX 240u /* allocations that one Prefill hands over; the kernel passes at most 253 descriptors a message */
+#define LOCAL_HAND_MAGIC 0x48326472u
+#define LOCAL_HAND_VERSION 1u
 
 /* What Prefill publishes. The nonce stands in Prefill's memory at nonce_addr for as long as that process image lives: who reads
  * it there after a batch knows that the whole batch came out of this image, not out of a later one under the same pid. */
@@ -19,14 +24,44 @@ struct rd2h_local_conn {
   uint8_t boot_id[16];
   uint64_t nonce_addr;
   uint8_t nonce[LOCAL_NONCE];
+  uint64_t socket;   /* where its shared memory is handed over; 0: it has none */
   uint32_t host_len; /* printable ASCII; for people */
   char host[LOCAL_HOST_MAX + 1];
 };
+
+/* What Prefill's socket says, with one descriptor a range: native integers, both ends are on one host. */
+struct rd2h_local_hand {
+  uint32_t magic, version;
+  uint8_t nonce[LOCAL_NONCE];
+  uint32_t n, zero;
+  struct rd2h_local_hand_map {
+    uint64_t base, len; /* in Prefill; base is the file's first byte */
+  } map[LOCAL_MAPS_MAX]; /* ascending, apart */
+};
+
+struct rd2h_local_map {
+  uint64_t base, len; /* in the peer */
+  const uint8_t *at;  /* here */
+};
+static inline bool rd2h_local_inside(const struct rd2h_local_map *m, uint64_t at, uint64_t len) {
+  return at - m->base < m->len && len <= m->len - (at - m->base);
+}
+
+struct rd2h_local_copier {
+  const char *name;
+  bool (*works)(void); /* on this processor; NULL: on every one */
+  void (*copy)(void *to, const void *from, size_t n);
+  void (*settle)(void); /* after the last copy, before anybody is told of it */
+};
+struct rd2h_local_offer;
 
 struct rd2h_peer {
   struct rd2h_local_conn at; /* of a legacy session only pid and uid are set */
   bool has_nonce;
   int pidfd;
+  int sock; /* Prefill's memfds are to come from it; -1: not or no more */
+  struct rd2h_local_map *map; /* ascending; from here on of the thread that reads */
+  uint32_t n_maps;
   uint64_t cookie;
 };
 
@@ -37,6 +72,8 @@ struct rd2h_engine {
   int epoll; /* of the peers' pidfds */
   uint8_t *nonce_page; /* Prefill */
   struct rd2h_local_conn self;
+  struct rd2h_local_offer *offer; /* Prefill; NULL until shared memory is registered */
+  const struct rd2h_local_copier *copier;
 };
 
 extern const struct rd2h_engine_ops rd2h_engine_local;
@@ -62,4 +99,24 @@ int rd2h_local_lost(const rd2h_peer *, const char *how, struct rd2h_error *);
 int rd2h_local_probe(rd2h_engine *, rd2h_peer *, struct rd2h_error *);
 int rd2h_local_read(rd2h_engine *, rd2h_peer *, const struct rd2h_batch *, const volatile bool *stop, uint64_t *done,
                     uint32_t *failed_at, struct rd2h_error *);
+
+/* copy.c: i-th kind, best first, NULL behind the last; the best that works here */
+const struct rd2h_local_copier *rd2h_local_copier(uint32_t i);
+const struct rd2h_local_copier *rd2h_local_best_copier(void);
+
+/* offer.c: Prefill */
+struct sockaddr_un;
+void rd2h_local_socket_name(uint64_t id, struct sockaddr_un *, socklen_t *len);
+/* Where the region lies in shared memory, offers it; the first time that opens *offer and sets *id. */
+int rd2h_local_offer_add(struct rd2h_local_offer **offer, uint64_t *id, const uint8_t nonce[LOCAL_NONCE],
+                         const struct rd2h_region *, struct rd2h_error *);
+void rd2h_local_offer_close(struct rd2h_local_offer *); /* takes NULL */
+
+/* map.c: Decode */
+void rd2h_local_ask(rd2h_peer *);     /* connects, where there is something to ask for */
+void rd2h_local_receive(rd2h_peer *); /* maps what has come */
+void rd2h_local_unmap(rd2h_peer *);
+const struct rd2h_local_map *rd2h_local_find(const rd2h_peer *, uint64_t at, uint64_t len); /* NULL: not mapped, not as a whole */
+/* NULL, or what is wrong with a message of len bytes that came with so many descriptors. */
+const char *rd2h_local_hand_check(const struct rd2h_local_hand *, size_t len, const uint8_t nonce[LOCAL_NONCE], uint32_t n_fds);
 #endif

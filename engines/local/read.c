@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One batch through process_vm_readv: slices of iovecs, short counts resumed where they stopped, the nonce read last. */
+/* One batch, in slices and in order: what is mapped is copied, all else goes through process_vm_readv (iovecs, short counts
+ * resumed where they stopped); the nonce is always read last, and by that call. */
 #include "engines/local/local.h"
 #include <errno.h>
 #include <poll.h>
@@ -12,6 +13,8 @@
 struct copy {
   const rd2h_peer *peer;
   const struct rd2h_batch *b;
+  const struct rd2h_local_copier *copier;
+  const struct rd2h_local_map *map; /* where the last piece was found */
   uint32_t i, end, iovecs;
   uint64_t off; /* in descriptor i */
   uint64_t slice, done;
@@ -28,22 +31,34 @@ static struct piece piece_at(struct copy *c, uint32_t i) {
   return (struct piece){c->b->local[i], c->b->remote[i], c->b->len[i]};
 }
 
-/* Fills iovecs for the next slice. Returns how many; 0: nothing is left. */
-static uint32_t next_slice(struct copy *c, struct iovec *l, struct iovec *r, uint64_t *bytes) {
-  uint32_t n = 0;
-  *bytes = 0;
-  for (; c->i < c->end && piece_at(c, c->i).len == c->off; c->i++)
-    c->off = 0;
-  uint64_t off = c->off;
-  for (uint32_t i = c->i; i < c->end && n < c->iovecs && *bytes < c->slice; i++, off = 0) {
-    struct piece p = piece_at(c, i);
-    uint64_t len = p.len - off, room = c->slice - *bytes;
+/* The mapping that holds the piece; empty ones and the nonce are nowhere. */
+static const struct rd2h_local_map *map_of(struct copy *c, uint32_t i) {
+  if (!c->peer->n_maps || i == c->b->n || !c->b->len[i])
+    return NULL;
+  if (c->map && rd2h_local_inside(c->map, c->b->remote[i], c->b->len[i]))
+    return c->map;
+  const struct rd2h_local_map *m = rd2h_local_find(c->peer, c->b->remote[i], c->b->len[i]);
+  if (m)
+    c->map = m;
+  return m;
+}
+
+/* Fills iovecs for the next slice, up to the next piece that is mapped; the one at c->i is not, nor is it empty. Returns how
+ * many. */
+static uint32_t next_slice(struct copy *c, struct iovec *l, struct iovec *r) {
+  struct piece p = piece_at(c, c->i);
+  uint64_t len = p.len - c->off, bytes = len < c->slice ? len : c->slice;
+  uint32_t n = 1;
+  l[0] = (struct iovec){p.local + c->off, bytes};
+  r[0] = (struct iovec){(void *)(uintptr_t)(p.remote + c->off), bytes};
+  for (uint32_t i = c->i + 1; i < c->end && n < c->iovecs && bytes < c->slice && !map_of(c, i); i++) {
+    p = piece_at(c, i);
+    len = p.len < c->slice - bytes ? p.len : c->slice - bytes;
     if (!len)
       continue;
-    len = len < room ? len : room;
-    l[n] = (struct iovec){p.local + off, len};
-    r[n++] = (struct iovec){(void *)(uintptr_t)(p.remote + off), len};
-    *bytes += len;
+    l[n] = (struct iovec){p.local, len};
+    r[n++] = (struct iovec){(void *)(uintptr_t)p.remote, len};
+    bytes += len;
   }
   return n;
 }
@@ -87,34 +102,59 @@ static int explain(struct copy *c, int error, uint32_t *failed_at, struct rd2h_e
                    (unsigned long long)(uintptr_t)(p.local + c->off), strerror(error));
 }
 
-static int copy_all(struct copy *c, const volatile bool *stop, uint32_t *failed_at, struct rd2h_error *err) {
+/* Copies mapped pieces, from c->i on, until one is not or the slice is full. */
+static int copy_mapped(struct copy *c, struct rd2h_error *err) {
+  uint64_t bytes = 0;
+  const struct rd2h_local_map *m;
+  while (bytes < c->slice && c->i < c->b->n && (m = map_of(c, c->i))) {
+    uint64_t left = c->b->len[c->i] - c->off, room = c->slice - bytes, len = left < room ? left : room;
+    c->copier->copy((uint8_t *)c->b->local[c->i] + c->off, m->at + (c->b->remote[c->i] - m->base) + c->off, len);
+    bytes += len;
+    c->off = len == left ? 0 : c->off + len;
+    c->i += len == left;
+  }
+  c->copier->settle();
+  c->done += bytes;
+  return rd2h_local_alive(c->peer) ? RD2H_OK : rd2h_local_lost(c->peer, "ended while it was read", err);
+}
+
+static int copy_foreign(struct copy *c, uint32_t *failed_at, struct rd2h_error *err) {
   struct iovec l[IOVECS], r[IOVECS];
-  uint64_t asked;
-  uint32_t n;
-  while ((n = next_slice(c, l, r, &asked))) {
+  uint32_t n = next_slice(c, l, r);
+  ssize_t got = process_vm_readv((pid_t)c->peer->at.pid, l, n, r, n, 0);
+  if (got > 0)
+    advance(c, (uint64_t)got);
+  else if (got < 0 && n > 1 && (errno == EFAULT || errno == EINVAL))
+    c->iovecs = 1; /* a bad address anywhere in the slice can fail the whole call: go one by one to find it */
+  else if (got == 0 || errno != EINTR)
+    return explain(c, got < 0 ? errno : EFAULT, failed_at, err);
+  return RD2H_OK;
+}
+
+static int copy_all(struct copy *c, const volatile bool *stop, uint32_t *failed_at, struct rd2h_error *err) {
+  int rc = RD2H_OK;
+  while (!rc) {
+    for (; c->i < c->end && piece_at(c, c->i).len == c->off; c->i++)
+      c->off = 0;
+    if (c->i == c->end)
+      break;
     if (__atomic_load_n(stop, __ATOMIC_RELAXED))
       return rd2h_fail(err, RD2H_CANCELED, "engine local: canceled after %llu of %llu bytes", (unsigned long long)c->done,
                        (unsigned long long)c->b->bytes);
-    ssize_t got = process_vm_readv((pid_t)c->peer->at.pid, l, n, r, n, 0);
-    if (got > 0)
-      advance(c, (uint64_t)got);
-    else if (got < 0 && errno == EINTR)
-      continue;
-    else if (got < 0 && n > 1 && (errno == EFAULT || errno == EINVAL))
-      c->iovecs = 1; /* a bad address anywhere in the slice can fail the whole call: go one by one to find it */
-    else
-      return explain(c, got < 0 ? errno : EFAULT, failed_at, err);
+    rc = map_of(c, c->i) ? copy_mapped(c, err) : copy_foreign(c, failed_at, err);
   }
-  return RD2H_OK;
+  return rc;
 }
 
 int rd2h_local_read(rd2h_engine *e, rd2h_peer *p, const struct rd2h_batch *b, const volatile bool *stop, uint64_t *done,
                     uint32_t *failed_at, struct rd2h_error *err) {
-  struct copy c = {.peer = p, .b = b, .end = b->n + p->has_nonce, .iovecs = IOVECS, .slice = e->slice};
+  struct copy c = {.peer = p, .b = b, .end = b->n + p->has_nonce, .iovecs = IOVECS, .slice = e->slice,
+                   .copier = e->copier};
   *done = 0;
   *failed_at = UINT32_MAX;
   if (!rd2h_local_alive(p))
     return rd2h_local_lost(p, "has ended", err);
+  rd2h_local_receive(p);
   int rc = copy_all(&c, stop, failed_at, err);
   *done = c.done;
   if (rc)

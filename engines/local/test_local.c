@@ -141,10 +141,10 @@ static void damaged_connection_data(void **state) {
     int status;
     const char *text;
   } damage[] = {
-    {0, 2, RD2H_UNSUPPORTED, "schema 2"}, {0, 0, RD2H_UNSUPPORTED, "schema 0"}, {1, 3, RD2H_MALFORMED, "length"},
-    {1, 200, RD2H_MALFORMED, "length"},   {2, 1, RD2H_MALFORMED, "reserved"},   {15, 1, RD2H_MALFORMED, "reserved"},
-    {7, 1, RD2H_MALFORMED, "pid"},        {48, 8, RD2H_MALFORMED, "nonce"},     {72, ' ', RD2H_MALFORMED, "host name"},
-    {75, 0x80, RD2H_MALFORMED, "host name"},
+    {0, 3, RD2H_UNSUPPORTED, "schema 3"}, {0, 0, RD2H_UNSUPPORTED, "schema 0"}, {0, 2, RD2H_MALFORMED, "length"},
+    {1, 3, RD2H_MALFORMED, "length"},     {1, 200, RD2H_MALFORMED, "length"},   {2, 1, RD2H_MALFORMED, "reserved"},
+    {15, 1, RD2H_MALFORMED, "reserved"},  {7, 1, RD2H_MALFORMED, "pid"},        {48, 8, RD2H_MALFORMED, "nonce"},
+    {72, ' ', RD2H_MALFORMED, "host name"}, {75, 0x80, RD2H_MALFORMED, "host name"},
   };
   struct rd2h_local_conn c;
   struct rd2h_error err;

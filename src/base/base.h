@@ -3,6 +3,7 @@
 #define RD2H_BASE_H
 /* The room everything stands on: memory, log, clock, errors, containers. Includes nothing of the other rooms. */
 #include <rd2h/log.h>
+#include <rd2h/memory.h>
 #include <rd2h/status.h>
 #include <stdarg.h>
 #include <stdbool.h>

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <rd2h/memory.h>
 #include <sys/mman.h>
 #include <unistd.h>
 

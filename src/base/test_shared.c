@@ -2,7 +2,6 @@
 #include "base/base.h"
 #include <errno.h>
 #include <fcntl.h>
-#include <rd2h/memory.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <sys/mman.h>

@@ -43,6 +43,7 @@ void dead_before_the_read(void **);
 void dead_during_the_read(void **);
 void stopped_peer(void **);
 void hole_in_the_source(void **);
+void hole_behind_a_mapping(void **);
 void truncated_connection_data(void **);
 void damaged_connection_data(void **);
 void no_connection_data(void **);

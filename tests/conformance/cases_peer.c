@@ -141,6 +141,7 @@ void hole_in_the_source(void **state) {
   (void)state;
   link_open(&l, N * len);
   NEEDS(&l, conf->moves_data, "it reads no memory");
+  NEEDS(&l, !conf->shared, "its memory stays mapped");
   source_hole(&l.source, BAD * len + 2 * page, page);
   memset(l.dst, OLD, l.source.bytes);
   load_init(&b, 1, N);
@@ -160,6 +161,23 @@ void hole_in_the_source(void **state) {
   b.b.bytes = BAD * len;
   submit_ok(l.eng, l.peer, &b);
   expect_ok(l.eng, &b);
+  load_free(&b);
+  link_close(&l);
+}
+
+/* Memory that is mapped here, too, is not lost with its owner's mapping: nothing fails, least of all by a signal. */
+void hole_behind_a_mapping(void **state) {
+  struct link l;
+  struct load b;
+  (void)state;
+  link_open(&l, 4 * MIB);
+  NEEDS(&l, conf->shared, "its memory is read from its owner's mapping");
+  source_hole(&l.source, MIB, 2 * MIB);
+  load_init(&b, 1, 1);
+  load_add(&b, l.dst, l.source.base, 4 * MIB);
+  submit_ok(l.eng, l.peer, &b);
+  expect_ok(l.eng, &b);
+  assert_pattern(l.dst, &l.source, 0, 4 * MIB);
   load_free(&b);
   link_close(&l);
 }

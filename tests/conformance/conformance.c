@@ -28,6 +28,7 @@ static const struct CMUnitTest cases[] = {
   cmocka_unit_test(dead_during_the_read),
   cmocka_unit_test(stopped_peer),
   cmocka_unit_test(hole_in_the_source),
+  cmocka_unit_test(hole_behind_a_mapping),
   cmocka_unit_test(truncated_connection_data),
   cmocka_unit_test(damaged_connection_data),
   cmocka_unit_test(no_connection_data),

@@ -68,6 +68,8 @@ rd2h_eng_peer *engine_connect(rd2h_eng *e, const struct source *s, uint64_t cook
   if (rc)
     print_message("%s\n", err.text);
   assert_int_equal(rc, RD2H_OK);
+  if (conf->connected)
+    conf->connected(p);
   return p;
 }
 

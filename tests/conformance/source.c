@@ -3,6 +3,7 @@
 #include "tests/conformance/rig.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <rd2h/memory.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/mman.h>
@@ -63,14 +64,21 @@ static int publish(rd2h_eng *e, const struct rd2h_region *r, struct hello *h) {
   return rc;
 }
 
+static void *memory(uint64_t bytes) {
+  if (conf->shared)
+    return rd2h_shared_alloc(bytes, 0, NULL);
+  void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return p == MAP_FAILED ? NULL : p;
+}
+
 int source_main(int control, uint64_t bytes, uint64_t seed) {
   struct rd2h_engine_opts o = {.size = sizeof o, .prefill = true, .host = "127.0.0.1", .options = conf->options};
   struct rd2h_error err;
   rd2h_eng *e;
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void *p = memory(bytes);
   struct hello h = {.base = (uintptr_t)p};
-  if (p == MAP_FAILED)
+  if (!p)
     return 2;
   pattern_fill(p, seed, 0, bytes);
   if (rd2h_eng_open(conf->engine, &o, &e, &err)) {
@@ -81,7 +89,10 @@ int source_main(int control, uint64_t bytes, uint64_t seed) {
     while (serve(control))
       ;
   rd2h_eng_close(e);
-  munmap(p, bytes);
+  if (conf->shared)
+    rd2h_shared_free(p);
+  else
+    munmap(p, bytes);
   return 0;
 }
 
