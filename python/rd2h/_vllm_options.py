@@ -48,9 +48,9 @@ OPTIONS = (
         "transfer_backend",
         "choice",
         REQUIRED,
-        ("auto", "local"),
+        ("auto", "local", "tcp"),
         "both",
-        "transfer engine: local reads another process of this host; auto takes the best one that is there",
+        "transfer engine: local (another process of this host), tcp (over the network), auto (the best for each peer)",
     ),
     Option(
         "on_read_failure",

@@ -159,7 +159,7 @@ class Flight:
 
 
 class Bench:
-    """Prefill, Decode and the single engine of one model; without one of its own, Prefill's stands in for it. A context manager."""
+    """Prefill, Decode and the single engine of one model, a context manager. single: else Prefill's stands in for it."""
 
     def __init__(self, model: Model, models: Path, logs: Path, engine: dict[str, Any] | None = None, single: bool = True) -> None:
         self.model = model

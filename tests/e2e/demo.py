@@ -75,9 +75,8 @@ def show(bench: Bench) -> bool:
     same, kv_same = answer.tokens == bench.right(tokens), bool(kv_p) and kv_p == kv_d
     verdict = f"{GREEN}equal{OFF}" if same else f"{RED}DIFFERENT{OFF}"
     print(f"\ntokens      {len(answer.tokens)} and {len(bench.right(tokens))}: {verdict}")
-    print(
-        f"KV cache    {len(kv_d)} tensors x {blocks} blocks on Decode: {'the same bytes as on Prefill' if kv_same else 'DIFFERENT'}"
-    )
+    kv_verdict = f"{GREEN}the same bytes as on Prefill{OFF}" if kv_same else f"{RED}DIFFERENT{OFF}"
+    print(f"KV cache    {len(kv_d)} tensors x {blocks} blocks on Decode: {kv_verdict}")
     kib = f"{pulled['bytes'] / 1024:.0f} KiB ({pulled['bytes'] / (blocks * model.block_bytes):.3f} of what the prompt needs)"
     print(f"moved       {pulled['reads']} layers, {kib}: {pulled['messages']} messages, {pulled['descriptors']} pieces")
     print(f"computed    {computed} of {PROMPT} prompt tokens on Decode: the last one, which samples the first new token")
@@ -87,9 +86,7 @@ def show(bench: Bench) -> bool:
 
 def main() -> int:
     model, folder = MODELS["dsv32"], ROOT / "build"
-    print(
-        f"{model.title} in miniature: 4 layers of random weights, sparse attention with an indexer; two vLLM processes, one core each"
-    )
+    print(f"{model.title} in miniature: 4 layers of random weights, sparse attention with an indexer")
     tiny.ensure(folder / "e2e-models", [model.folder])
     with contextlib.ExitStack() as stack:
         with progress("starting Prefill and Decode"):

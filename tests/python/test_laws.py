@@ -10,8 +10,7 @@ from unittest import mock
 
 import engine
 from engine import BLOCK, BLOCK_BYTES, LAYERS, Engine, Pair, free_port
-from rd2h import Rd2hError
-from rd2h import core
+from rd2h import Rd2hError, _vllm_options, core
 from rd2h import vllm as rd2h_vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.utils.func_utils import supports_kw
@@ -207,6 +206,15 @@ class Sources(Law):
         pair.p.update(first, run)
         pair.p.scheduler.reset_prefix_cache(reset_running_requests=True)
         self.served(pair, i, tokens)
+
+
+class Backends(Law):
+    def test_every_transfer_backend(self):
+        for k, backend in enumerate(_vllm_options.OPTIONS[0].allowed):
+            with self.subTest(backend):
+                options, tokens = {"extra": {"transfer_backend": backend}}, prompt(90 + k, 70)
+                pair = self.pair(p=options, d=options)
+                self.served(pair, pair.send(f"cmpl-{backend}-0", tokens), tokens)
 
 
 class Repeats(Law):
