@@ -50,7 +50,7 @@ if [ "$python" = "$(readlink -f /usr/bin/python3)" ]; then
 fi
 
 stamp=.venv/stamp
-key=$( (cat scripts/requirements.txt scripts/bootstrap.sh; "$python" -VV; echo "$python") | sha256sum | cut -d' ' -f1)
+key=$( (cat scripts/requirements.txt; "$python" -VV; echo "$python") | sha256sum | cut -d' ' -f1)
 if [ "$(cat "$stamp" 2>/dev/null)" = "$key" ]; then
   exit 0
 fi

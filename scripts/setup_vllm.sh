@@ -16,7 +16,7 @@ pip() { "$venv/bin/pip" --quiet --quiet --disable-pip-version-check "$@"; }
 digest() { cat "$@" | sha256sum | cut -d' ' -f1; }
 done_before() { [ "$(cat "$venv/$1.stamp" 2>/dev/null)" = "$2" ]; }
 
-key=$(digest tests/e2e/requirements.txt scripts/setup_vllm.sh .venv/stamp)
+key=$(digest tests/e2e/requirements.txt .venv/stamp)
 if ! done_before vllm "$key"; then
   say "installing vLLM for CPU into $venv (about two minutes, 2 GB)"
   rm -rf "$venv"
