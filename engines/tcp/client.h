@@ -49,6 +49,7 @@ struct tcp_stream {
   int fd;
   bool up, wants_out; /* connected; EPOLLOUT is asked for */
   bool paying;        /* the first request's head is in: payload, then tail */
+  bool careful;       /* a call has met a destination that is not there: page by page until the request ends, to find it */
   uint32_t seq, first, n; /* next number; ring of requests */
   struct tcp_asked asked[TCP_DEPTH];
   uint64_t under_way;     /* bytes asked for and not come */

@@ -84,13 +84,21 @@ static enum step take_list(struct tcp_server *s, struct tcp_link *l) {
   return GO_ON;
 }
 
+/* What is left of the promised bytes becomes zeros: no memory is read for it any more. */
+static void spoil(struct tcp_link *l, int status, uint32_t at) {
+  l->status = status;
+  l->at = at;
+  l->off = 0;
+}
+
 /* The lock is held. What was registered when the list came may have gone since. */
 static void look_again(struct tcp_server *s, struct tcp_link *l) {
   if (l->epoch == s->epoch || l->status)
     return;
+  uint32_t at;
   l->epoch = s->epoch;
-  if (rd2h_tcp_list_check(&s->regions, &l->q, l->list, &l->at))
-    l->status = RD2H_STATE;
+  if (rd2h_tcp_list_check(&s->regions, &l->q, l->list, &at))
+    spoil(l, RD2H_STATE, at);
 }
 
 /* The next bytes of payload as iovecs. */
@@ -165,10 +173,8 @@ static enum step reply(struct tcp_server *s, struct tcp_link *l) {
     l->careful = true;
     return GO_ON;
   }
-  if (n < 0 && errno == EFAULT && !l->status) { /* a hole in a registered region: the promised bytes become zeros */
-    l->status = RD2H_IO;
-    l->at = l->i;
-    l->off = 0;
+  if (n < 0 && errno == EFAULT && !l->status) { /* a hole in a registered region */
+    spoil(l, RD2H_IO, l->i);
     return GO_ON;
   }
   if (n < 0)

@@ -8,7 +8,6 @@
 #define EVENTS_A_CALL 64
 
 static void watch_peer(struct tcp_client *c, rd2h_peer *p) {
-  p->heard = rd2h_now_ns();
   for (uint32_t i = 0; i < p->n_streams; i++) {
     struct tcp_stream *s = &p->stream[i];
     struct epoll_event ev = {.events = EPOLLIN | EPOLLOUT, .data.ptr = s};
@@ -121,15 +120,17 @@ static void expire(struct tcp_client *c, uint64_t now) {
     rd2h_peer *p = s->peer;
     char text[160];
     bool silent = p->heard <= s->submitted;
-    rd2h_fail(s->err, RD2H_TIMEOUT, "engine tcp: Prefill at %s: a read of %llu bytes has not ended within %llu ms, %llu bytes came",
-              p->name, (unsigned long long)s->b->bytes, (unsigned long long)(c->timeout / RD2H_MS), (unsigned long long)s->bytes);
-    uint64_t since = (now - p->heard) / RD2H_MS;
-    rd2h_tcp_end(c, s, RD2H_TIMEOUT);
-    snprintf(text, sizeof text, "it has been silent for %llu ms; Prefill must connect again", (unsigned long long)since);
-    if (silent)
+    s->status = rd2h_fail(s->err, RD2H_TIMEOUT, "engine tcp: Prefill at %s: a read of %llu bytes has not ended within %llu ms, %llu bytes came",
+                          p->name, (unsigned long long)s->b->bytes, (unsigned long long)(c->timeout / RD2H_MS),
+                          (unsigned long long)s->bytes);
+    snprintf(text, sizeof text, "it has been silent for %llu ms; Prefill must connect again",
+             (unsigned long long)((now - p->heard) / RD2H_MS));
+    if (silent) {
       rd2h_tcp_lose(c, p, RD2H_PEER_LOST, text);
-    else
+    } else {
+      rd2h_tcp_end(c, s, RD2H_TIMEOUT);
       rd2h_tcp_deal(c, p);
+    }
   }
 }
 

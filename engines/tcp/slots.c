@@ -208,7 +208,8 @@ void rd2h_tcp_lose(struct tcp_client *c, rd2h_peer *p, int status, const char *w
     next = s->newer;
     if (s->peer != p)
       continue;
-    rd2h_fail(s->err, status, "engine tcp: Prefill at %s: %s", p->name, why);
-    rd2h_tcp_end(c, s, status);
+    if (!s->status) /* else it has a cause of its own */
+      s->status = rd2h_fail(s->err, status, "engine tcp: Prefill at %s: %s", p->name, why);
+    rd2h_tcp_end(c, s, s->status);
   }
 }

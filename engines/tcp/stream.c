@@ -6,6 +6,7 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
+#define PAGE 4096u   /* the smallest there is */
 #define TURN_CALLS 4 /* readv calls before other streams get their turn */
 
 static bool lose(struct tcp_client *c, struct tcp_stream *s, int status, const char *why) {
@@ -59,17 +60,19 @@ static uint32_t sink(struct tcp_client *c, uint64_t want, uint64_t *bytes) {
 }
 
 /* Destinations of the next bytes of payload. */
-static uint32_t targets(struct tcp_client *c, const struct tcp_asked *a, uint64_t *bytes) {
+static uint32_t targets(struct tcp_client *c, const struct tcp_asked *a, bool careful, uint64_t *bytes) {
   uint64_t want = a->left < TCP_WINDOW ? a->left : TCP_WINDOW, off = a->at.off;
   uint32_t n = 0;
   if (!a->slot)
     return sink(c, want, bytes);
   const struct rd2h_batch *b = a->slot->b;
   *bytes = 0;
-  for (uint32_t i = a->at.i; *bytes < want; i++, off = 0) {
+  for (uint32_t i = a->at.i; *bytes < want && !(careful && n); i++, off = 0) {
     uint64_t len = b->len[i] - off < want - *bytes ? b->len[i] - off : want - *bytes;
+    uint64_t page = PAGE - ((uintptr_t)b->local[i] + off) % PAGE;
     if (!len)
       continue;
+    len = careful && page < len ? page : len;
     c->iov[n++] = (struct iovec){(uint8_t *)b->local[i] + off, len};
     *bytes += len;
   }
@@ -114,7 +117,7 @@ static void finish(struct tcp_client *c, struct tcp_stream *s, const struct tcp_
   struct tcp_asked *a = current(s);
   struct tcp_slot *slot = a->slot;
   s->under_way -= a->left;
-  s->paying = false;
+  s->paying = s->careful = false;
   if (slot && r->status)
     fail_slot(c, a, r);
   else if (slot && !--slot->under_way && slot->at.i == slot->b->n)
@@ -197,7 +200,7 @@ static void bad_target(struct tcp_client *c, const struct tcp_asked *a) {
 static int receive(struct tcp_client *c, struct tcp_stream *s) {
   struct tcp_asked *a = current(s);
   uint64_t body = 0, asked;
-  uint32_t n = s->paying && a->left ? targets(c, a, &body) : 0, room = ctl_room(s, body);
+  uint32_t n = s->paying && a->left ? targets(c, a, s->careful, &body) : 0, room = ctl_room(s, body);
   if (room)
     c->iov[n++] = (struct iovec){s->ctl + s->ctl_n, room - s->ctl_n};
   asked = body + (room ? room - s->ctl_n : 0);
@@ -205,7 +208,9 @@ static int receive(struct tcp_client *c, struct tcp_stream *s) {
   if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
     return errno == EINTR;
   if (got < 0 && errno == EFAULT && a && a->slot) {
-    bad_target(c, a);
+    if (s->careful)
+      bad_target(c, a);
+    s->careful = true;
     return 1;
   }
   if (got <= 0) {
