@@ -4,6 +4,7 @@
 #include <errno.h>
 
 #define TURN_MAX 64u /* messages of one turn */
+#define DESCS_UNPOLLED 16384u /* held by reads before completions are looked for within a turn */
 #define SWEEP_PAUSE (1000 * RD2H_MS)
 
 #define SCRATCH_KEPT ((size_t)32 << 20) /* room for decoding that outlives a message */
@@ -209,15 +210,20 @@ static bool receive_one(rd2h_dw *w) {
   uint32_t kind = payloads == 1 ? (uint32_t)rd2h_wire_kind(p, size) : 0;
   (kind < RD2H_COUNT(handlers) && handlers[kind] ? handlers[kind] : on_other)(w, peer, p, size);
   dw_drain(w);
+  bool large = w->scratch.used > SCRATCH_KEPT; /* what was never used of it is no memory yet */
   rd2h_arena_reset(&w->scratch);
-  if (w->scratch.cap > SCRATCH_KEPT)
+  if (large)
     rd2h_arena_free(&w->scratch);
   return true;
 }
 
+/* Descriptors of reads that have ended by now are used again for the next message, while they are in the caches. */
 uint32_t dw_receive(rd2h_dw *w) {
   uint32_t n = 0;
-  while (n < TURN_MAX && receive_one(w))
+  while (n < TURN_MAX && receive_one(w)) {
     n++;
+    if (w->descs_held > DESCS_UNPOLLED)
+      dw_complete(w);
+  }
   return n;
 }
