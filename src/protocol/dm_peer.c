@@ -86,7 +86,7 @@ static int build_links(const rd2h_dm *m, const struct rd2h_wire_meta *w, struct 
     }
     named++;
   }
-  if (named < l->n_layers && w->fields == 3) {
+  if (named < l->n_layers && (w->fields == 3 || w->pp_size == 1)) {
     snprintf(text, DM_TEXT, "metadata of a single pipeline stage must name all %u layers of Decode, it names %u", l->n_layers, named);
     return RD2H_LAYOUT;
   }

@@ -19,6 +19,7 @@ static void test_handshake(void **state) {
     {"heads sharded there only", {.ours = true, .heads = {0, 1, 2}}, "nak 0"},
     {"all heads there", {.ours = true, .heads = {0, 2, 2}}, "connect 0; meta_ack 0 ours"},
     {"a version to come", {.version = 2}, "nak 0"},
+    {"the only stage names a part", {.only = {"model.layers.1.attn"}}, "nak 0"},
     {"a stage that cannot be", {.pp_rank = 2, .pp_size = 2}, "nak 0"},
     {"no layer", {.only = {""}}, "nak 0"},
     {"an unknown layer", {.only = {"model.layers.0.attn", "model.layers.7.attn"}}, "nak 0"},
