@@ -12,5 +12,6 @@
 #include <rd2h/prefill.h>
 #include <rd2h/scheduler.h>
 #include <rd2h/status.h>
+#include <rd2h/trace.h>
 #include <rd2h/version.h>
 #endif

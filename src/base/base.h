@@ -45,6 +45,11 @@ uint64_t rd2h_now_ns(void); /* CLOCK_BOOTTIME */
 #define RD2H_NEVER UINT64_MAX
 int rd2h_random(void *p, size_t n); /* getrandom; 0 or IO */
 
+/* ---- trace (rd2h/trace.h): now is 0 and emit does nothing while nobody listens; emit sets end_ns ---- */
+struct rd2h_trace;
+uint64_t rd2h_trace_now(void);
+void rd2h_trace_emit(struct rd2h_trace *);
+
 /* ---- views and arena ---- */
 struct rd2h_str {
   const char *p;

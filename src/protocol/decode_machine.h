@@ -82,6 +82,7 @@ void rd2h_dm_plan(rd2h_dm *, uint32_t batch, struct rd2h_descs *);
 void rd2h_dm_planned(rd2h_dm *, uint32_t batch, uint32_t n, uint64_t now);
 void rd2h_dm_read_done(rd2h_dm *, uint32_t batch, int status, const char *text, uint64_t now);
 uint32_t rd2h_dm_batch_peer(const rd2h_dm *, uint32_t batch);
+uint32_t rd2h_dm_batch_layer(const rd2h_dm *, uint32_t batch); /* ordinal on Decode; RD2H_INDEX_NONE: one that it lacks */
 
 /* ---- requests ---- */
 struct rd2h_dm_grant { /* copied; see struct rd2h_grant */

@@ -327,6 +327,8 @@ void rd2h_dm_read_done(rd2h_dm *m, uint32_t batch, int status, const char *text,
 
 uint32_t rd2h_dm_batch_peer(const rd2h_dm *m, uint32_t batch) { return dm_batch(m, batch)->peer; }
 
+uint32_t rd2h_dm_batch_layer(const rd2h_dm *m, uint32_t batch) { return dm_batch(m, batch)->layer; }
+
 /* ---- answers ---- */
 /* Either answer means that the source will not be touched again. Failed: nothing of the message was served or skipped; a peer that
  * reads statuses learns of each request, another one must not fail requests for what failed here alone. */

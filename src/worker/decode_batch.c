@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reads: descriptor arrays from a pool, submission with back-pressure, completions. */
 #include "worker/decode_worker.h"
+#include <rd2h/trace.h>
 #include <stdio.h>
 
 #define DESCS_MAX (1u << 24)        /* of one read */
@@ -164,6 +165,7 @@ void dw_plan(rd2h_dw *w, uint32_t handle) {
   }
   b->handle = handle;
   b->peer = peer;
+  b->begun = rd2h_trace_now();
   b->queued = false;
   b->b = (struct rd2h_batch){.id = handle, .n = n, .bytes = b->d.bytes, .local = b->d.local, .remote = b->d.remote,
                              .len = b->d.len, .remote_region = b->d.region};
@@ -185,6 +187,15 @@ void dw_cancel(rd2h_dw *w, uint32_t handle) {
   finish(w, b, RD2H_CANCELED, "canceled before it was read");
 }
 
+static void trace(rd2h_dw *w, const struct dw_batch *b, const struct rd2h_completion *c) {
+  if (!b->begun)
+    return;
+  struct rd2h_trace t = {.kind = RD2H_TRACE_READ, .status = c->status, .peer = w->peer[b->peer]->session, .begin_ns = b->begun,
+                         .layer = rd2h_layout_layer_name(w->o.layout, rd2h_dm_batch_layer(w->dm, b->handle)), .bytes = c->bytes,
+                         .n = b->d.n, .local = b->d.local, .len = b->d.len};
+  rd2h_trace_emit(&t);
+}
+
 static void completed(rd2h_dw *w, const struct rd2h_completion *c) {
   struct dw_batch *b = c->id < w->batch_cap ? w->batch[c->id] : NULL;
   if (!b)
@@ -192,6 +203,7 @@ static void completed(rd2h_dw *w, const struct rd2h_completion *c) {
   w->count.reads++;
   w->count.bytes += c->bytes;
   w->count.descriptors += b->d.n;
+  trace(w, b, c);
   finish(w, b, c->status, c->status ? rd2h_eng_last_error(w->eng, c->id) : "");
 }
 

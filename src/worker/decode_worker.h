@@ -16,6 +16,7 @@ struct dw_batch {
   struct rd2h_descs d;
   struct rd2h_batch b;
   uint32_t handle, peer;
+  uint64_t begun; /* ns, only while a trace is taken */
   bool queued; /* the engine had no room: waits in its peer's list */
   struct dw_batch *next;
 };

@@ -97,6 +97,7 @@ static int make_batches(rd2h_pw *w, struct pw_step *s, uint32_t layer, struct pw
     b->group = g;
     b->layer = layer;
     b->variant = variant;
+    b->begun = rd2h_trace_now();
     b->next = it->batch;
     it->batch = b;
     ++*n;

@@ -2,6 +2,7 @@
 /* Between the caller's thread and the sender's: pooled records, the queue of steps and layers, settlements back. */
 #include "layout/layout.h"
 #include "worker/prefill_worker.h"
+#include <rd2h/trace.h>
 #include <stdio.h>
 
 /* ---- pools (any thread) ---- */
@@ -129,8 +130,17 @@ bool pw_run_items(rd2h_pw *w) {
   return !stop;
 }
 
+static void trace(const rd2h_pw *w, const struct pw_batch *b, int status) {
+  if (!b->begun)
+    return;
+  struct rd2h_trace t = {.kind = RD2H_TRACE_ANSWER, .status = status, .peer = b->group->address, .begin_ns = b->begun,
+                         .layer = w->o.layout->layer[b->layer].name};
+  rd2h_trace_emit(&t);
+}
+
 void pw_settle(rd2h_pw *w, struct pw_batch *b, int status, const char *text) {
   const struct rd2h_layer *l = &w->o.layout->layer[b->layer];
+  trace(w, b, status);
   pthread_mutex_lock(&w->gate.mu);
   if (b->earlier)
     b->earlier->later = b->later;

@@ -51,6 +51,7 @@ struct pw_batch {
   uint32_t layer, variant, endpoint, epoch;
   uint32_t *req, cap;
   size_t bytes; /* sent in that epoch and unanswered */
+  uint64_t begun; /* ns, only while a trace is taken */
 };
 
 enum pw_item_kind { PW_STEP = 1, PW_LAYER };
