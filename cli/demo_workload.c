@@ -1,36 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the demonstration moves: prompts, block tables and the bytes in every block, all from one seed. */
 #include "demo.h"
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <time.h>
 
 const char *const demo_part_name[DEMO_PARTS] = {"K", "V", "indexer", "scale"};
 
-uint64_t demo_now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-int demo_fail(struct demo_result *r, const char *what, const char *why) {
-  r->failed = true;
-  snprintf(r->text, sizeof r->text, "%s: %s", what, why);
-  return 1;
-}
-
-bool demo_wait(sem_t *s) {
-  struct timespec t;
-  clock_gettime(CLOCK_REALTIME, &t);
-  t.tv_sec += DEMO_WAIT_MS / 1000;
-  while (sem_timedwait(s, &t))
-    if (errno != EINTR)
-      return false;
-  return true;
-}
+const struct demo_model demo_models[] = {
+    {"deepseek-v3.2", "DeepSeek-V3.2", NULL, 61, 1},
+    {"glm-5", "GLM-5", "assumed: block shapes of DeepSeek-V3.2, 78 layers, an indexer in one layer of four", 78, 4},
+    {0}};
 
 static uint64_t mix(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -38,71 +18,8 @@ static uint64_t mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-static uint64_t next(uint64_t *state) {
+uint64_t demo_random(uint64_t *state) {
   return mix(*state += 0x9e3779b97f4a7c15u);
-}
-
-/* ---- prompts and block tables ---- */
-/* All block ids of a side in random order: requests take theirs from the front, the rest belongs to nobody. */
-static uint32_t *shuffled(uint32_t n, uint64_t *state) {
-  uint32_t *ids = malloc(n * sizeof *ids);
-  for (uint32_t i = 0; ids && i < n; i++) {
-    uint32_t at = (uint32_t)(next(state) % (i + 1));
-    ids[i] = ids[at];
-    ids[at] = i;
-  }
-  return ids;
-}
-
-static void describe(struct demo *d, uint32_t i, uint64_t *state) {
-  struct demo_request *r = &d->request[i];
-  uint32_t spread = d->prompt_tokens / 2;
-  r->tokens = d->prompt_tokens - spread / 2 + (uint32_t)(next(state) % (spread + 1));
-  r->blocks = (r->tokens + DEMO_BLOCK_TOKENS - 1) / DEMO_BLOCK_TOKENS;
-  r->cached = i % 3 == 1 ? r->blocks / 4 : 0; /* every third prompt shares a prefix that Decode has seen */
-  snprintf(r->ext_id, sizeof r->ext_id, "cmpl-demo-%u", i);
-  snprintf(r->id, sizeof r->id, "cmpl-demo-%u-%08x", i, (uint32_t)next(state));
-  for (uint32_t k = 0; k < sizeof r->attempt; k++)
-    r->attempt[k] = (uint8_t)next(state);
-}
-
-static void count_oracle(struct demo *d) {
-  for (uint32_t p = 0; p < DEMO_PARTS; p++)
-    for (uint32_t i = 0; i < d->n_requests; i++)
-      d->oracle[p] += (uint64_t)(d->request[i].blocks - d->request[i].cached) * d->part_bytes[p] * d->layers;
-}
-
-bool demo_workload(struct demo *d) {
-  uint64_t state = d->seed;
-  uint32_t total = 0;
-  d->part_bytes[0] = 131072;
-  d->part_bytes[1] = 16384;
-  d->part_bytes[2] = d->lic8 ? 16384 : 32768;
-  d->part_bytes[3] = d->lic8 ? 256 : 0;
-  for (uint32_t i = 0; i < d->n_requests; i++) {
-    describe(d, i, &state);
-    total += d->request[i].blocks;
-  }
-  d->num_blocks = total + total / 8 + 4;
-  uint32_t *source = shuffled(d->num_blocks, &state), *target = shuffled(d->num_blocks, &state);
-  if (!source || !target) {
-    free(source);
-    free(target);
-    return false;
-  }
-  for (uint32_t i = 0, at = 0; i < d->n_requests; at += d->request[i++].blocks) {
-    d->request[i].source = source + at;
-    d->request[i].target = target + at;
-  }
-  count_oracle(d);
-  return true;
-}
-
-void demo_workload_free(struct demo *d) {
-  if (d->n_requests) {
-    free(d->request[0].source);
-    free(d->request[0].target);
-  }
 }
 
 uint64_t demo_total(const uint64_t part[DEMO_PARTS]) {
@@ -112,51 +29,119 @@ uint64_t demo_total(const uint64_t part[DEMO_PARTS]) {
   return n;
 }
 
-/* ---- memory ---- */
-static size_t tensor_at(const struct demo *d, uint32_t layer, uint32_t part) {
-  size_t layer_bytes = (size_t)demo_total(d->part_bytes) * d->num_blocks, at = layer * layer_bytes;
-  for (uint32_t p = 0; p < part; p++)
-    at += (size_t)d->part_bytes[p] * d->num_blocks;
-  return at;
+bool demo_has_indexer(const struct demo *d, uint32_t layer) {
+  return layer % d->model->indexer_every == 0;
 }
 
-uint8_t *demo_block(const struct demo *d, const struct demo_memory *m, uint32_t layer, uint32_t part, uint32_t block) {
-  return m->base + tensor_at(d, layer, part) + (size_t)block * d->part_bytes[part];
+void demo_stage(const struct demo *d, uint32_t pp, uint32_t *first, uint32_t *end) {
+  *first = d->layers * pp / d->p_pp;
+  *end = d->layers * (pp + 1) / d->p_pp;
 }
 
-static int make_layout(const struct demo *d, struct demo_memory *m, struct rd2h_error *err) {
-  static char name[DEMO_MAX_LAYERS][2][48];
-  static struct rd2h_kv_tensor t[DEMO_MAX_LAYERS * DEMO_PARTS];
-  struct rd2h_layout_opts o = {.size = sizeof o, .num_blocks = d->num_blocks, .main_group = 0, .indexer_group = 1};
-  uint32_t n = 0;
-  for (uint32_t l = 0; l < d->layers; l++) {
-    snprintf(name[l][0], sizeof name[l][0], "model.layers.%u.self_attn", l);
-    snprintf(name[l][1], sizeof name[l][1], "model.layers.%u.self_attn.indexer", l);
+/* ---- prompts ---- */
+static void describe(struct demo *d, uint32_t i, uint64_t *state) {
+  struct demo_request *r = &d->request[i];
+  uint32_t spread = d->prompt_tokens / 2;
+  r->tokens = d->prompt_tokens - spread / 2 + (uint32_t)(demo_random(state) % (spread + 1));
+  r->blocks = (r->tokens + d->block_tokens - 1) / d->block_tokens;
+  uint32_t whole = (r->tokens - 1) / d->block_tokens; /* at least one token is computed */
+  r->cached = i % 3 == 1 ? (uint32_t)(demo_random(state) % (r->blocks / 2 + 1)) : 0;
+  r->hit = i % 3 == 2 ? (uint32_t)(demo_random(state) % (whole / 2 + 1)) : 0;
+  r->from = i < d->p_engines ? i : (uint32_t)(demo_random(state) % d->p_engines); /* every engine gets work, if there is enough */
+  r->to = i < d->d_engines ? i : (uint32_t)(demo_random(state) % d->d_engines);
+  snprintf(r->ext_id, sizeof r->ext_id, "cmpl-demo-%u", i);
+  snprintf(r->id, sizeof r->id, "%s-%08x", r->ext_id, (uint32_t)demo_random(state));
+  for (uint32_t k = 0; k < sizeof r->attempt; k++)
+    r->attempt[k] = (uint8_t)demo_random(state);
+}
+
+/* ---- block tables ---- */
+/* All block ids of an engine in random order: requests take theirs from the front, the rest belongs to nobody. */
+static uint32_t *shuffled(uint32_t n, uint64_t *state) {
+  uint32_t *ids = malloc(n * sizeof *ids);
+  for (uint32_t i = 0; ids && i < n; i++) {
+    uint32_t at = (uint32_t)(demo_random(state) % (i + 1));
+    ids[i] = ids[at];
+    ids[at] = i;
+  }
+  return ids;
+}
+
+/* Blocks that every engine of a side has: what the busiest one needs, and some more. */
+static uint32_t blocks_of(const struct demo *d, bool prefill) {
+  uint32_t n[DEMO_MAX_ENGINES] = {0}, most = 0;
+  for (uint32_t i = 0; i < d->n_requests; i++) {
+    uint32_t e = prefill ? d->request[i].from : d->request[i].to;
+    n[e] += d->request[i].blocks;
+    most = n[e] > most ? n[e] : most;
+  }
+  return most + most / 8 + 4;
+}
+
+static bool deal(struct demo *d, bool prefill, uint32_t engine, uint32_t group, uint64_t *state) {
+  uint32_t *ids = shuffled(prefill ? d->p_blocks : d->d_blocks, state);
+  for (uint32_t i = 0, at = 0; ids && i < d->n_requests; i++) {
+    struct demo_request *r = &d->request[i];
+    if ((prefill ? r->from : r->to) != engine)
+      continue;
+    uint32_t **list = prefill ? &r->source[group] : &r->target[group];
+    *list = malloc(r->blocks * sizeof **list);
+    if (!*list) {
+      free(ids);
+      return false;
+    }
+    memcpy(*list, ids + at, r->blocks * sizeof **list);
+    at += r->blocks;
+  }
+  free(ids);
+  return ids != NULL;
+}
+
+static bool block_tables(struct demo *d, uint64_t *state) {
+  d->p_blocks = blocks_of(d, true);
+  d->d_blocks = blocks_of(d, false);
+  for (uint32_t g = 0; g < DEMO_GROUPS; g++) {
+    for (uint32_t e = 0; e < d->p_engines; e++)
+      if (!deal(d, true, e, g, state))
+        return false;
+    for (uint32_t e = 0; e < d->d_engines; e++)
+      if (!deal(d, false, e, g, state))
+        return false;
+  }
+  return true;
+}
+
+/* Main KV goes to a Decode engine once, indexer and scale to each of its ranks. */
+static void count_oracle(struct demo *d) {
+  for (uint32_t i = 0; i < d->n_requests; i++) {
+    uint64_t blocks = d->request[i].blocks - d->request[i].cached;
     for (uint32_t p = 0; p < DEMO_PARTS; p++)
-      if (d->part_bytes[p])
-        t[n++] = (struct rd2h_kv_tensor){.layer = name[l][p >= 2], .group = p >= 2, .row_bytes = d->part_bytes[p], .rows = d->num_blocks,
-                                         .base = (uintptr_t)demo_block(d, m, l, p, 0)};
+      d->oracle[p] += blocks * d->part_bytes[p] * (p < DEMO_MAIN_PARTS ? d->layers : (uint64_t)d->indexer_layers * d->d_tp);
   }
-  return rd2h_layout_create(t, n, &o, &m->layout, err);
 }
 
-bool demo_memory_open(const struct demo *d, struct demo_memory *m, struct rd2h_error *err) {
-  m->bytes = tensor_at(d, d->layers, 0);
-  m->base = mmap(NULL, m->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  m->layout = NULL;
-  if (m->base == MAP_FAILED) {
-    m->base = NULL;
-    snprintf(err->text, sizeof err->text, "%zu MiB of memory: %s; use fewer layers, requests or tokens", m->bytes >> 20, strerror(errno));
+bool demo_workload(struct demo *d) {
+  uint64_t state = d->seed;
+  d->part_bytes[0] = 1024ull * d->block_tokens; /* bf16: 512 of the latent, 64 rotary */
+  d->part_bytes[1] = 128ull * d->block_tokens;
+  d->part_bytes[2] = (d->lic8 ? 128ull : 256ull) * d->block_tokens;
+  d->part_bytes[3] = d->lic8 ? 2ull * d->block_tokens : 0;
+  for (uint32_t l = 0; l < d->layers; l++)
+    d->indexer_layers += demo_has_indexer(d, l);
+  for (uint32_t i = 0; i < d->n_requests; i++)
+    describe(d, i, &state);
+  if (!block_tables(d, &state))
     return false;
-  }
-  madvise(m->base, m->bytes, MADV_HUGEPAGE);
-  return make_layout(d, m, err) == RD2H_OK;
+  count_oracle(d);
+  return true;
 }
 
-void demo_memory_close(struct demo_memory *m) {
-  rd2h_layout_destroy(m->layout);
-  if (m->base)
-    munmap(m->base, m->bytes);
+void demo_workload_free(struct demo *d) {
+  for (uint32_t i = 0; i < d->n_requests; i++)
+    for (uint32_t g = 0; g < DEMO_GROUPS; g++) {
+      free(d->request[i].source[g]);
+      free(d->request[i].target[g]);
+    }
 }
 
 /* ---- content ---- */
