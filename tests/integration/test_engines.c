@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The whole path over each pair of engines that the two sides can be given: chunks, storage that is overwritten as soon as its
+ * gate is open, and which engine was chosen. */
+#include "tests/integration/rig.h"
+#include <pthread.h>
+#include <setjmp.h>
+#include <cmocka.h>
+
+#define LAYERS 6u
+#define CHUNKS 4u
+#define CHUNK 10u
+
+static struct {
+  pthread_mutex_t lock;
+  uint32_t n;
+  char engine[16], line[RD2H_ERROR_TEXT];
+} chosen = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void on_line(void *user, int level, const char *line) {
+  const char *at = strstr(line, "is connected, engine ");
+  (void)user, (void)level;
+  pthread_mutex_lock(&chosen.lock);
+  if (at) {
+    chosen.n++;
+    snprintf(chosen.engine, sizeof chosen.engine, "%s", at + strlen("is connected, engine "));
+  }
+  if (strstr(line, "is refused"))
+    snprintf(chosen.line, sizeof chosen.line, "%s", line);
+  pthread_mutex_unlock(&chosen.lock);
+}
+
+struct pair {
+  struct rig_side src, dst;
+  rd2h_prefill *p;
+  rd2h_decode *d;
+};
+
+static void open_pair(struct pair *x, const char *prefill, const char *decode) {
+  struct rig_shape shape = {.layers = LAYERS, .blocks = 128, .slots = 2, .indexer_mask = 0x2b}, own = shape;
+  own.slots = 0; /* Decode keeps every layer */
+  rig_side_open(&x->src, &shape);
+  rig_side_open(&x->dst, &own);
+  chosen.n = 0;
+  chosen.engine[0] = chosen.line[0] = 0;
+  x->d = rig_decode(&x->dst, &(struct rd2h_decode_opts){.engine = decode});
+  x->p = rig_prefill(&x->src, &(struct rd2h_prefill_opts){.engine = prefill});
+}
+
+static void close_pair(struct pair *x) {
+  rd2h_prefill_destroy(x->p);
+  rd2h_decode_destroy(x->d);
+  rig_side_close(&x->src);
+  rig_side_close(&x->dst);
+}
+
+static void move(struct pair *x, struct rig_request *r) {
+  struct rd2h_step_send send;
+  struct rd2h_error err = {0};
+  rig_request(r, "moved", CHUNKS * CHUNK, 0, 0);
+  rig_install(x->d, r);
+  for (uint32_t c = 0; c < CHUNKS; c++) {
+    rig_send(&send, r, rd2h_decode_port(x->d), c * CHUNK, (c + 1) * CHUNK, c == CHUNKS - 1);
+    rig_step(x->p, &send, 1, NULL);
+    for (uint32_t l = 0; l < LAYERS; l++) {
+      RIG_OK(rd2h_prefill_wait_layer(x->p, l, RIG_WAIT_MS, &err), &err);
+      rig_write(&x->src, l, 7);
+      RIG_OK(rd2h_prefill_layer(x->p, l, &err), &err);
+    }
+  }
+}
+
+static void over_every_pair(void **state) {
+  static const struct {
+    const char *prefill, *decode, *engine;
+  } pairs[] = {
+    {"tcp", "tcp", "tcp"},   {"tcp", "tcp,streams=5", "tcp"}, {"auto", "auto", "local"},           {"auto", "tcp", "tcp"},
+    {"tcp", "auto", "tcp"},  {"auto", "local", "local"},      {"local", "auto,streams=3", "local"},
+    {"tcp", "fault:tcp,delay_ms=1", "tcp"},                   {"fault:auto", "fault:auto,delay_ms=1", "local"},
+  };
+  (void)state;
+  for (size_t i = 0; i < RD2H_COUNT(pairs); i++) {
+    struct pair x;
+    struct rig_request r;
+    open_pair(&x, pairs[i].prefill, pairs[i].decode);
+    move(&x, &r);
+    assert_int_equal(rig_outcome(x.d, "moved", NULL), RD2H_OK);
+    rig_expect(&x.dst, &r, 7);
+    rig_step(x.p, NULL, 0, "moved");
+    assert_int_equal(rig_settled(x.p, "moved"), RD2H_OK);
+    close_pair(&x);
+    assert_string_equal(chosen.engine, pairs[i].engine);
+    assert_int_equal(chosen.n, 1); /* told once a peer */
+  }
+}
+
+static void nothing_in_common(void **state) {
+  struct pair x;
+  struct rig_request r;
+  struct rd2h_step_send send;
+  (void)state;
+  open_pair(&x, "local", "tcp");
+  rig_request(&r, "none", 4, 0, 0);
+  rig_install(x.d, &r);
+  rig_send(&send, &r, rd2h_decode_port(x.d), 0, 4, true);
+  rig_step(x.p, &send, 1, NULL);
+  rig_layers(x.p, LAYERS);
+  rig_step(x.p, NULL, 0, "none");
+  assert_int_not_equal(rig_settled(x.p, "none"), RD2H_OK);
+  close_pair(&x);
+  assert_non_null(strstr(chosen.line, "offers the engine local"));
+  assert_non_null(strstr(chosen.line, "Decode has tcp"));
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(over_every_pair), cmocka_unit_test(nothing_in_common)};
+  rd2h_log_set(on_line, NULL, RD2H_LOG_INFO);
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
