@@ -34,7 +34,7 @@ def emit(line: bytes) -> None:
     """One line of the pipe, "<level> <text>", to the logger."""
     level, _, text = line.partition(b" ")
     known = _LEVELS.get(int(level) if level.isdigit() else 0, logging.INFO)
-    logger.log(known, "%s", text.decode("utf-8", "replace"))
+    logger.log(known, "rd2h: %s", text.decode("utf-8", "replace"))
 
 
 def _read(fd: int) -> None:

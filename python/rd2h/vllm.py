@@ -54,7 +54,7 @@ def _safe(default):
                 if self._raises():
                     raise
                 known = isinstance(e, Rd2hError)  # its line says all; of anything else the place must be known
-                logger.error("%s: %s", hook.__name__, e, exc_info=None if known else e)
+                logger.error("rd2h: %s: %s", hook.__name__, e, exc_info=None if known else e)
                 return default()
 
         return call

@@ -10,7 +10,7 @@ from unittest import mock
 
 import engine
 from engine import BLOCK, BLOCK_BYTES, LAYERS, Engine, Pair, free_port
-from rd2h import Rd2hError, _vllm_options, core
+from rd2h import Rd2hError, _vllm_model, _vllm_options, core
 from rd2h import vllm as rd2h_vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.utils.func_utils import supports_kw
@@ -215,6 +215,28 @@ class Backends(Law):
                 options, tokens = {"extra": {"transfer_backend": backend}}, prompt(90 + k, 70)
                 pair = self.pair(p=options, d=options)
                 self.served(pair, pair.send(f"cmpl-{backend}-0", tokens), tokens)
+
+
+class UnequalRanks(Law):
+    """Two Prefill ranks for one Decode rank, and the other way round."""
+
+    def test_replicated_kv_is_pulled_once(self):
+        for p, d in ((2, 1), (1, 2)):
+            with self.subTest(p=p, d=d), mock.patch.object(_vllm_model, "heads", lambda e, rank: (0, 0, 0)):  # as MLA has it
+                pair, tokens = self.pair(p={"tp": p}, d={"tp": d}), prompt(95 + p, 70)
+                i = pair.send(f"cmpl-{p}to{d}-0", tokens)
+                self.served(pair, i, tokens)
+                for worker in pair.d.workers:
+                    self.assertEqual(worker._rank.stats()["bytes"], 5 * BLOCK_BYTES * LAYERS)
+
+    def test_heads_sharded_otherwise_are_refused(self):
+        """Equal byte counts prove nothing: rank 0 of Prefill has half of the heads that Decode wants."""
+        pair = self.pair(p={"tp": 2})
+        i = pair.send("cmpl-heads-0", prompt(98, 40))
+        pair.until(lambda: i in pair.done)
+        self.assertEqual(pair.done[i].reason, "error")
+        self.assertEqual(pair.d.workers[0]._rank.stats()["bytes"], 0)
+        self.at_rest(pair)
 
 
 class Repeats(Law):

@@ -180,7 +180,7 @@ class Logging(unittest.TestCase):
             _log.emit(b"no level")
         self.assertEqual(
             [(r.levelno, r.getMessage()) for r in caught.records],
-            [(logging.WARNING, "peer lost: it is gone"), (logging.INFO, "level")],
+            [(logging.WARNING, "rd2h: peer lost: it is gone"), (logging.INFO, "rd2h: level")],
         )
 
     def test_library_writes_to_the_pipe(self):
