@@ -61,7 +61,7 @@ static int check_common(const char *role, const rd2h_layout *layout, const char 
   if (!layout || !layout->n_layers)
     return rd2h_fail(err, RD2H_INVALID, "%s: a layout with at least one layer is needed, none was given", role);
   if (!engine || !*engine)
-    return rd2h_fail(err, RD2H_INVALID, "%s: no transfer engine is named: choose auto, local or noop", role);
+    return rd2h_fail(err, RD2H_INVALID, "%s: no transfer engine is named: choose auto, local, tcp or noop", role);
   return RD2H_OK;
 }
 
