@@ -26,4 +26,6 @@ int cmd_bench(int argc, char **argv);
 int cmd_demo(int argc, char **argv);
 int bench_plan(int argc, char **argv);
 int bench_decode(int argc, char **argv);
+int bench_pair(int argc, char **argv);
+int bench_read(int argc, char **argv);
 #endif
