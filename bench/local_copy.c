@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ways to move scattered blocks between two processes of one host, in one run, each as a ratio to bare process_vm_readv with
- * 1024 iovecs a call. docs/decisions/0007-process-vm-readv.md has its figures, and how to build it. Usage: local_copy [ROUNDS] */
-#include "engine/engine.h"
+ * 1024 iovecs a call and to plain memcpy out of a shared mapping. Engine local reads private memory of the other process, and its
+ * shared memory; memcpy and the streaming copy use the very mapping that the engine has made. docs/decisions/0007-process-vm-readv.md has its figures, and how to build it. Usage: local_copy [ROUNDS] */
+#include "engine/face.h"
+#include "engines/local/local.h"
 #include <errno.h>
 #include <immintrin.h>
 #include <netinet/in.h>
@@ -23,6 +25,7 @@
 #define IOVECS 1024u
 #define SETS 3u       /* descriptor sets that rounds take in turn, so that no cache holds the next one */
 #define MAX_ROUNDS 64u
+#define MEMCPY 3u     /* of the ways: what the second ratio is taken to */
 
 struct load {
   const char *name;
@@ -31,18 +34,19 @@ struct load {
 };
 static const struct load loads[] = {
   {"1000 x 16 KiB", 1000, 16384}, {"1000 x 128 KiB", 1000, 131072}, {"1 x 256 MiB", 1, 256u << 20},
-  {"4000 x 256 B", 4000, 256},    {"16 x 16 KiB", 16, 16384},       {"1 x 256 B", 1, 256},
+  {"4000 x 4 KiB", 4000, 4096},    {"4000 x 1 KiB", 4000, 1024},     {"4000 x 256 B", 4000, 256},    {"16 x 16 KiB", 16, 16384},       {"1 x 256 B", 1, 256},
 };
 struct set {
   uint32_t n;
   uint64_t bytes, src[MAX_DESC], len[MAX_DESC]; /* src: offset */
   void *dst[MAX_DESC];
-  uint64_t remote[MAX_DESC];
+  uint64_t remote[MAX_DESC], shared[MAX_DESC]; /* addresses in the source: of its private copy, of its shared memory */
 };
 
 static struct {
-  uint8_t *dst, *mapped; /* mapped: the source's pages through a shared mapping */
-  uint64_t remote;       /* address of the source's private copy in its process */
+  uint8_t *dst;
+  const uint8_t *mapped; /* the source's shared memory, as the engine has mapped it */
+  uint64_t remote, shared; /* addresses in the source: of its private copy, of its shared memory */
   pid_t pid;
   int tcp;
   rd2h_eng *eng;
@@ -107,8 +111,8 @@ static void by_single_readv(const struct set *s) {
   readv_of(s, 1);
 }
 
-static void by_engine(const struct set *s) {
-  struct rd2h_batch b = {.id = 1, .n = s->n, .bytes = s->bytes, .local = s->dst, .remote = s->remote, .len = s->len};
+static void engine_of(const struct set *s, const uint64_t *remote) {
+  struct rd2h_batch b = {.id = 1, .n = s->n, .bytes = s->bytes, .local = s->dst, .remote = remote, .len = s->len};
   struct pollfd fd = {.fd = rd2h_eng_fd(w.eng), .events = POLLIN};
   struct rd2h_completion c;
   check(!rd2h_eng_submit(w.eng, w.peer, &b), "submit");
@@ -118,6 +122,24 @@ static void by_engine(const struct set *s) {
     fprintf(stderr, "local_copy: %s\n", rd2h_eng_last_error(w.eng, 1));
     exit(1);
   }
+}
+
+static void by_engine(const struct set *s) {
+  engine_of(s, s->remote);
+}
+
+static void by_engine_shared(const struct set *s) {
+  engine_of(s, s->shared);
+}
+
+/* The same on the caller's thread: without the hand-over to a thread of the engine and back. */
+static void by_engine_read(const struct set *s) {
+  const struct rd2h_batch b = {.id = 1, .n = s->n, .bytes = s->bytes, .local = s->dst, .remote = s->shared, .len = s->len};
+  const bool stop = false;
+  struct rd2h_error err;
+  uint64_t done;
+  uint32_t failed_at;
+  check(!rd2h_engine_local.read(((struct rd2h_module *)w.eng)->self, w.peer->peer, &b, &stop, &done, &failed_at, &err), "read");
 }
 
 static bool all(int fd, void *p, size_t n, bool out) {
@@ -160,9 +182,12 @@ static const struct {
   {"process_vm_readv, 1024 iovecs", by_readv},
   {"rd2h engine local", by_engine},
   {"process_vm_readv, 1 iovec", by_single_readv},
-  {"memcpy from a shared mapping", by_memcpy},
+  {"memcpy from a shared mapping", by_memcpy}, /* MEMCPY */
+  {"rd2h engine local, shared", by_engine_shared},
+  {"the same, caller's thread", by_engine_read},
   {"streaming copy from it", by_streaming},
   {"TCP, loopback", by_tcp},
+  {"memcpy again", by_memcpy},
   {"the first again", by_readv}, /* how far two equal rows lie apart is the noise of the run */
 };
 
@@ -185,24 +210,28 @@ static void serve_tcp(int fd, const uint8_t *mem) {
     }
 }
 
-static uint8_t *pool(int fd) {
-  uint8_t *p = mmap(NULL, POOL, PROT_READ | PROT_WRITE, fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED, fd, 0);
+static uint8_t *pool(void) {
+  uint8_t *p = mmap(NULL, POOL, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   check(p != MAP_FAILED, "mmap");
   madvise(p, POOL, MADV_NOHUGEPAGE);
   return p;
 }
 
-static void source(int control, int listener, int memfd) {
+static void source(int control, int listener) {
   struct rd2h_engine_opts o = {.size = sizeof o, .prefill = true};
   struct rd2h_buf conn = {0};
   rd2h_eng *e;
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  uint64_t *shared = (uint64_t *)pool(memfd), *mine = (uint64_t *)pool(-1);
+  uint64_t *shared = rd2h_shared_alloc(POOL, 0, NULL), *mine = (uint64_t *)pool();
+  const struct rd2h_region r = {.base = shared, .len = POOL};
+  uint32_t region;
+  check(shared, "shared memory");
   for (uint64_t i = 0; i < POOL / 8; i++)
     shared[i] = mine[i] = word(i);
-  check(!rd2h_eng_open("local", &o, &e, NULL) && !rd2h_eng_publish(e, &conn, NULL), "engine");
-  uint64_t base = (uintptr_t)mine;
-  all(control, &base, sizeof base, true);
+  check(!rd2h_eng_open("local", &o, &e, NULL) && !rd2h_eng_reg(e, &r, &region, NULL) && !rd2h_eng_publish(e, &conn, NULL),
+        "engine");
+  uint64_t base[2] = {(uintptr_t)mine, (uintptr_t)shared};
+  all(control, base, sizeof base, true);
   all(control, &conn.len, sizeof conn.len, true);
   all(control, conn.p, conn.len, true);
   int fd = accept(listener, NULL, NULL);
@@ -211,32 +240,36 @@ static void source(int control, int listener, int memfd) {
 }
 
 static void start(void) {
-  int pair[2], memfd = memfd_create("source", 0), listener = socket(AF_INET, SOCK_STREAM, 0), one = 1;
+  int pair[2], listener = socket(AF_INET, SOCK_STREAM, 0), one = 1;
   struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
   socklen_t at_len = sizeof at;
   struct rd2h_engine_opts o = {.size = sizeof o};
   uint8_t conn[256];
   size_t conn_len;
   struct rd2h_error err = {0};
-  check(!ftruncate(memfd, POOL) && !socketpair(AF_UNIX, SOCK_STREAM, 0, pair), "memfd");
+  check(!socketpair(AF_UNIX, SOCK_STREAM, 0, pair), "socketpair");
   check(!bind(listener, (void *)&at, sizeof at) && !listen(listener, 1) && !getsockname(listener, (void *)&at, &at_len),
         "listen");
   w.pid = fork();
   if (!w.pid)
-    source(pair[1], listener, memfd);
-  check(all(pair[0], &w.remote, 8, false) && all(pair[0], &conn_len, sizeof conn_len, false) && conn_len <= sizeof conn &&
+    source(pair[1], listener);
+  check(all(pair[0], &w.remote, 8, false) && all(pair[0], &w.shared, 8, false) && all(pair[0], &conn_len, sizeof conn_len, false) && conn_len <= sizeof conn &&
             all(pair[0], conn, conn_len, false), "source");
   w.tcp = socket(AF_INET, SOCK_STREAM, 0);
   check(!connect(w.tcp, (void *)&at, sizeof at), "connect");
   setsockopt(w.tcp, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-  w.dst = pool(-1);
+  w.dst = pool();
   memset(w.dst, 1, POOL);
-  w.mapped = pool(memfd);
-  for (uint64_t i = 0; i < POOL; i += 4096)
-    *(volatile uint8_t *)(w.mapped + i);
   if (rd2h_eng_open("local", &o, &w.eng, &err) ||
       rd2h_eng_connect(w.eng, (struct rd2h_blob){0}, (struct rd2h_blob){conn, (uint32_t)conn_len}, 1, &w.peer, &err))
     check(false, err.text);
+  rd2h_peer *p = w.peer->peer;
+  for (int i = 0; i < 1000 && !p->n_maps; i++, usleep(1000))
+    rd2h_local_receive(p);
+  check(p->n_maps, "the source's shared memory was not handed over");
+  w.mapped = p->map[0].at;
+  for (uint64_t i = 0; i < POOL; i += 4096)
+    *(const volatile uint8_t *)(w.mapped + i);
 }
 
 /* Distinct slots on both sides, in random order: nothing could be merged. */
@@ -252,6 +285,7 @@ static void fill(struct set *s, const struct load *l, uint64_t seed) {
     s->dst[i] = w.dst + (b + i * step * 5) % slots * l->len;
     s->len[i] = l->len;
     s->remote[i] = w.remote + s->src[i];
+    s->shared[i] = w.shared + s->src[i];
   }
 }
 
@@ -293,15 +327,16 @@ static void compare(const struct load *l, uint32_t rounds) {
       cpu[i][r] = seconds(CLOCK_PROCESS_CPUTIME_ID) - begin_cpu;
       took[i][r] = seconds(CLOCK_MONOTONIC) - begin;
     }
-  printf("%-32s   best us     GB/s | speed to bare readv: best, median | work: best, median\n", l->name);
+  printf("%-32s   best us     GB/s | speed to bare readv: best, median | to memcpy: best, median | work: best, median\n", l->name);
   for (uint32_t i = 0; i < RD2H_COUNT(ways); i++) {
     qsort(took[i], rounds, sizeof took[i][0], ascending);
     qsort(cpu[i], rounds, sizeof cpu[i][0], ascending);
-    uint32_t mid = rounds / 2;
-    printf("  %-30s %9.1f %8.2f | %21.3f %12.3f | %9.3f %7.3f\n", ways[i].name, took[i][0] * 1e6,
-           (double)sets[0].bytes / took[i][0] * 1e-9, took[0][0] / took[i][0], took[0][mid] / took[i][mid], cpu[i][0] / cpu[0][0],
-           cpu[i][mid] / cpu[0][mid]);
   }
+  const uint32_t mid = rounds / 2;
+  for (uint32_t i = 0; i < RD2H_COUNT(ways); i++)
+    printf("  %-30s %9.1f %8.2f | %21.3f %12.3f | %12.3f %11.3f | %9.3f %7.3f\n", ways[i].name, took[i][0] * 1e6,
+           (double)sets[0].bytes / took[i][0] * 1e-9, took[0][0] / took[i][0], took[0][mid] / took[i][mid],
+           took[MEMCPY][0] / took[i][0], took[MEMCPY][mid] / took[i][mid], cpu[i][0] / cpu[0][0], cpu[i][mid] / cpu[0][mid]);
 }
 
 int main(int argc, char **argv) {

@@ -92,16 +92,21 @@ static int make_layout(struct demo_memory *m, struct rd2h_error *err) {
 }
 
 /* ---- opening ---- */
+/* Prefill's memory is one that Decode can map, where both are on one host. */
 static int open_map(struct demo_memory *m, struct rd2h_error *err) {
   uint64_t indexers = indexers_before(m, m->end);
   m->bytes = m->prefill ? slots(m->d, m->end - m->first) * side_bytes(m, false) + slots(m->d, (uint32_t)indexers) * side_bytes(m, true)
                         : indexers * side_bytes(m, true) + 2 * DEMO_GUARD;
-  void *p = mmap(NULL, m->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void *p = m->prefill ? rd2h_shared_alloc(m->bytes, RD2H_SHARED_HUGE, err)
+                       : mmap(NULL, m->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (!p)
+    return err->status;
   if (p == MAP_FAILED) {
     snprintf(err->text, sizeof err->text, "%zu MiB of memory: %s; use fewer layers, requests or tokens", m->bytes >> 20, strerror(errno));
     return RD2H_NOMEM;
   }
-  madvise(p, m->bytes, MADV_HUGEPAGE);
+  if (!m->prefill)
+    madvise(p, m->bytes, MADV_HUGEPAGE);
   m->map = p;
   m->area[m->n_areas++] = (struct rd2h_memory){(uintptr_t)p, m->bytes};
   return RD2H_OK;
@@ -140,6 +145,8 @@ int demo_memory_open(struct demo *d, const struct demo_rank *r, struct demo_memo
 void demo_memory_close(struct demo_memory *m) {
   rd2h_layout_destroy(m->layout);
   rd2h_pool_destroy(m->pool);
-  if (m->map)
+  if (m->prefill)
+    rd2h_shared_free(m->map);
+  else if (m->map)
     munmap(m->map, m->bytes);
 }

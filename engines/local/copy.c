@@ -7,7 +7,8 @@
 #include <immintrin.h>
 #endif
 
-#define STREAM_MIN 4096u
+#define STREAM_MIN_AVX2 2048u
+#define STREAM_MIN_SSE2 8192u
 #define LINE 64u
 #define AHEAD 512u /* bytes between what is copied and what is asked for */
 
@@ -45,14 +46,14 @@ static void stream(void (*lines)(uint8_t *, const uint8_t *, size_t), void *to, 
 }
 
 static void copy_sse2(void *to, const void *from, size_t n) {
-  if (n < STREAM_MIN)
+  if (n < STREAM_MIN_SSE2)
     memcpy(to, from, n);
   else
     stream(lines_sse2, to, from, n);
 }
 
 static void copy_avx2(void *to, const void *from, size_t n) {
-  if (n < STREAM_MIN)
+  if (n < STREAM_MIN_AVX2)
     memcpy(to, from, n);
   else
     stream(lines_avx2, to, from, n);
