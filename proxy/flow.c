@@ -25,7 +25,7 @@ struct px_parent *rd2h_px_parent_find(struct px_flow *f, struct px_span uuid) {
   return NULL;
 }
 
-static void unlist(struct px_parent *p) {
+void rd2h_px_parent_unlist(struct px_parent *p) {
   if (!p->listed)
     return;
   p->listed = false;
@@ -51,7 +51,7 @@ static void write_uuid(uint8_t b[16], char out[37]) {
 bool rd2h_px_parent_renew(struct px_parent *p) {
   struct px_flow *f = p->flow;
   uint8_t r[32];
-  unlist(p);
+  rd2h_px_parent_unlist(p);
   if (!f->io->random(f->ctx, r, sizeof r))
     return false;
   write_uuid(r, p->uuid);
@@ -150,7 +150,7 @@ void rd2h_px_parent_end(struct px_parent *p) {
     *p->gone = true;
   rd2h_px_leg_cancel(&p->decode);
   rd2h_px_prefill_drop_all(p, p->prefill_failed ? 502 : 404, p->prefill_failed ? "Prefill failed" : "the request has ended");
-  unlist(p);
+  rd2h_px_parent_unlist(p);
   *p->back = p->next;
   if (p->next)
     p->next->back = p->back;

@@ -20,6 +20,7 @@ static bool decode_body(struct px_parent *p) {
 static void later(struct px_parent *p) {
   struct px_flow *f = p->flow;
   uint32_t shift = p->attempt > 20 ? 20 : p->attempt - 1;
+  rd2h_px_parent_unlist(p);
   rd2h_px_prefill_drop_all(p, 404, "Decode's request has ended");
   p->phase = PX_WAIT_RETRY;
   p->retry_at = f->now + (f->limits.retry_ms << shift);

@@ -10,6 +10,8 @@ static inline struct px_span px_parent_body(const struct px_parent *p) {
 
 /* ---- flow.c ---- */
 struct px_parent *rd2h_px_parent_find(struct px_flow *f, struct px_span uuid);
+/* Its ids are known no more: who posts one is told so. */
+void rd2h_px_parent_unlist(struct px_parent *p);
 /* New ids and children without a rendezvous: before every request to Decode. False: no random bytes. */
 bool rd2h_px_parent_renew(struct px_parent *p);
 /* The client gets the error (or the event, once its stream has begun), both sides are cancelled, the parent is gone. */

@@ -156,6 +156,7 @@ SUITES = [
           [build("asan"), meson_test("build-asan", "--no-suite", "sim", "-t", "3")], count_meson, MESON_LOG.format("build-asan")),
     Suite("tsan", "ThreadSanitizer", [build("tsan"), [*tsan_prefix(), *meson_test("build-tsan", "--no-suite", "sim", "-t", "5")]],
           count_meson, MESON_LOG.format("build-tsan"), env={"TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1"}),
+    Suite("proxy", "rd2h-proxy between scripted engines", [build("release"), [PYTHON, "tests/proxy/run.py"]], count_tap),
     Suite("fuzz", f"{FUZZ_SECONDS} s a target", [build("fuzz"), [PYTHON, "scripts/fuzz.py", FUZZ_SECONDS]], count_tap,
           limit=900 + 30 * int(FUZZ_SECONDS)),
     Suite("python", "the vLLM adapters against vLLM's own scheduler",
@@ -167,6 +168,9 @@ SUITES = [
           count_rows, "build/interop.json", needs="tests/interop/run.py"),
     Suite("e2e", "two vLLM engines", [["scripts/setup_vllm.sh"], [".venv-vllm/bin/python", "tests/e2e/run.py"]],
           count_rows, "build/e2e.json", needs="tests/e2e/run.py", limit=1500),
+    Suite("http", "two vLLM servers behind rd2h-proxy",
+          [["scripts/setup_vllm.sh"], build("release"), [".venv-vllm/bin/python", "tests/e2e/http_proxy.py"]],
+          count_rows, "build/http.json", needs="tests/e2e/http_proxy.py"),
 ]
 
 
