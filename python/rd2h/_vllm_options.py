@@ -61,7 +61,7 @@ OPTIONS = (
         "a failed or lost reader ends only its requests (isolate), or the engine (raise)",
     ),
     Option("host", "text", "127.0.0.1", (), "both", "address under which the other engine reaches this process"),
-    Option("bind_host", "text", "", (), "D", "address that the control port binds; not set: that of host"),
+    Option("bind_host", "text", None, (), "D", "address that the control port binds; not set: as host"),
     Option(
         "layer_gate",
         "choice",
@@ -122,7 +122,8 @@ def table() -> str:
     """The options as a Markdown table."""
     rows = ["| option | default | allowed | role | meaning |", "|---|---|---|---|---|"]
     for o in OPTIONS:
-        default = "required" if o.default is REQUIRED else str(o.default).lower() if o.kind == "bool" else o.default
+        shown = {REQUIRED: "required", None: "-", False: "false", True: "true"}
+        default = shown.get(o.default, o.default) if o.kind != "int" else o.default
         rows.append(f"| {o.name} | {default} | {o.expected()} | {o.role} | {o.help} |")
     return "\n".join(rows)
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The host memory that all Decode TP ranks of one engine share (include/rd2h/pool.h), as buffers without a copy.
 
-    pool = Pool.create(layers=61, blocks=4096, block_bytes=(131072, 16384))   # rank 0, which hands pool.handle to the others
-    pool = Pool.attach(handle, layers=61, blocks=4096, block_bytes=(131072, 16384))
-    k = torch.frombuffer(pool.array(0, 0), dtype=torch.bfloat16)              # or numpy.frombuffer
+pool = Pool.create(layers=61, blocks=4096, block_bytes=(131072, 16384))   # rank 0, which hands pool.handle to the others
+pool = Pool.attach(handle, layers=61, blocks=4096, block_bytes=(131072, 16384))
+k = torch.frombuffer(pool.array(0, 0), dtype=torch.bfloat16)              # or numpy.frombuffer
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -24,8 +25,17 @@ class Pool:
         self.layers, self.blocks, self.block_bytes = layers, blocks, tuple(block_bytes)
 
     @classmethod
-    def create(cls, layers: int, blocks: int, block_bytes: Sequence[int], *, pages: str = "auto", lock: str = "auto",
-               numa_nodes: Iterable[int] = (), keep_free: int = 0) -> Pool:
+    def create(
+        cls,
+        layers: int,
+        blocks: int,
+        block_bytes: Sequence[int],
+        *,
+        pages: str = "auto",
+        lock: str = "auto",
+        numa_nodes: Iterable[int] = (),
+        keep_free: int = 0,
+    ) -> Pool:
         """On one rank. block_bytes: of K and V, or of the one tensor where MLA has one. keep_free: bytes to leave to others."""
         opts = _options(layers, blocks, block_bytes, lock)
         opts.pages, opts.keep_free = _choice("pages", pages, PAGES), keep_free

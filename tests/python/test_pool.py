@@ -53,10 +53,14 @@ class TestPool(unittest.TestCase):
 
     def test_a_decode_rank_over_it(self) -> None:
         pool = Pool.create(**SHAPE)
-        tensors = [KvTensor(f"model.layers.{i}.attn", 0, pool.address(i, a), n, SHAPE["blocks"])
-                   for i in range(2) for a, n in enumerate(SHAPE["block_bytes"])]
-        rank = Decode(Layout(tensors, SHAPE["blocks"], 0, 0), [pool.memory], tp_size=2, tp_rank=1, main_rank=1, main_ranks=2,
-                      engine="local")
+        tensors = [
+            KvTensor(f"model.layers.{i}.attn", 0, pool.address(i, a), n, SHAPE["blocks"])
+            for i in range(2)
+            for a, n in enumerate(SHAPE["block_bytes"])
+        ]
+        rank = Decode(
+            Layout(tensors, SHAPE["blocks"], 0, 0), [pool.memory], tp_size=2, tp_rank=1, main_rank=1, main_ranks=2, engine="local"
+        )
         self.assertGreater(rank.port, 0)
         rank.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import unittest
+from pathlib import Path
 from unittest import mock
 
 import torch
@@ -77,7 +78,10 @@ class Refused(unittest.TestCase):
         table = _vllm_options.table()
         for o in _vllm_options.OPTIONS:
             self.assertIn(f"| {o.name} |", table)
-            self.assertTrue(o.default is _vllm_options.REQUIRED or o.accepts(o.default) or o.default == "", o.name)
+            self.assertTrue(o.default is _vllm_options.REQUIRED or o.accepts(o.default) or o.default is None, o.name)
+        page = (Path(__file__).resolve().parents[2] / "docs/vllm.md").read_text().splitlines()
+        missing = [line for line in table.splitlines() if line not in page]
+        self.assertEqual(missing, [], "python -m rd2h._vllm_options prints the table as it is now")
 
     def test_defaults_are_those_of_the_library(self):
         """The C headers name the same numbers: 0 there means the default here."""
