@@ -12,7 +12,8 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   static uint8_t sink[1 << 20];
-  static struct tcp_server s = {.self.token = "\x93\x1c\xe2\x5b\x07\xd8\x4f\xaa", .lock = PTHREAD_MUTEX_INITIALIZER, .idle = PTHREAD_COND_INITIALIZER};
+  static struct tcp_server s = {.self.token = "\x93\x1c\xe2\x5b\x07\xd8\x4f\xaa",
+                                .lock = PTHREAD_MUTEX_INITIALIZER, .idle = PTHREAD_COND_INITIALIZER};
   static struct tcp_link l;
   static struct rd2h_region region = {.len = LEN};
   uint8_t hello[TCP_HELLO];

@@ -120,7 +120,8 @@ static void expire(struct tcp_client *c, uint64_t now) {
     rd2h_peer *p = s->peer;
     char text[160];
     bool silent = p->heard <= s->submitted;
-    s->status = rd2h_fail(s->err, RD2H_TIMEOUT, "engine tcp: Prefill at %s: a read of %llu bytes has not ended within %llu ms, %llu bytes came",
+    s->status = rd2h_fail(s->err, RD2H_TIMEOUT, "engine tcp: Prefill at %s: a read of %llu bytes has not ended within %llu ms, "
+                          "%llu bytes came",
                           p->name, (unsigned long long)s->b->bytes, (unsigned long long)(c->timeout / RD2H_MS),
                           (unsigned long long)s->bytes);
     snprintf(text, sizeof text, "it has been silent for %llu ms; Prefill must connect again",
