@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 PROGRAM = sys.argv[1]
@@ -98,8 +99,33 @@ def bench_decode_refuses():
     refuses("300000", "bench", "decode", "7000", "65536", "5", "contig")
 
 
+def demo_as_json_with_a_timeline():
+    with tempfile.TemporaryDirectory() as folder:
+        done = run("demo", "--json", "--layers", "3", "--requests", "3", "--prompt-tokens", "100", "--chunk", "40", "--block-tokens", "16",
+                   "--prefill-tp", "2", "--decode-tp", "1", "--reuse-buffers", "2", "--trace", f"{folder}/trace.json")
+        events = json.loads(Path(folder, "trace.json").read_text())["traceEvents"]
+    found = json.loads(done.stdout)
+    assert done.returncode == 0 and found["ok"] and found["moved_bytes"] == found["oracle_bytes"] > 0, done
+    begun = {kind: [e for e in events if e.get("cat") == kind and e["ph"] in "bX"] for kind in ("compute", "gate", "dispatch", "read")}
+    assert all(len(begun[kind]) == found["gates"] for kind in ("compute", "gate", "dispatch")), (found, begun)
+    assert sum(e["args"]["bytes"] for e in begun["read"]) == found["moved_bytes"] and len(begun["read"]) == found["reads"]
+    names = [e["args"]["name"] for e in events if e["name"] == "process_name"]
+    assert names == ["Decode 0 rank 0", "Prefill 0 stage 0 rank 0", "Prefill 0 stage 0 rank 1"], names
+
+
+def demo_refuses():
+    refuses("--decode-tp \"0\"", "demo", "--decode-tp", "0")
+    refuses("gpt", "demo", "--model", "gpt")
+    refuses("--prefill-pp 3", "demo", "--layers", "2", "--prefill-pp", "3")
+    refuses("multiple of 4", "demo", "--block-tokens", "6")
+    refuses("at most 128", "demo", "--prefills", "8", "--prefill-tp", "16")
+    refuses("--nonsense", "demo", "--nonsense")
+    lost = run("demo", "--layers", "1", "--prompt-tokens", "100", "--trace", "/nowhere/trace.json")
+    assert lost.returncode == 1 and "/nowhere/trace.json" in lost.stderr, lost
+
+
 CASES = [help_teaches, version_is_that_of_the_header, unknown_words_are_refused, bad_numbers_are_refused, bench_plan_as_json,
-         bench_plan_as_table, planning_is_linear_and_near_the_bare_loop, bench_decode_talks,
+         bench_plan_as_table, planning_is_linear_and_near_the_bare_loop, bench_decode_talks, demo_as_json_with_a_timeline, demo_refuses,
          bench_decode_refuses]
 print(f"1..{len(CASES)}")
 failed = 0
