@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = {
     "base": "",
     "pool": "base",
+    "completion": "base",
     "wire": "base",
     "layout": "base",
     "plan": "base layout",

@@ -8,7 +8,8 @@ title() { printf '\n%s%s%s\n\n' "$bold" "$*" "$plain"; }
 
 title "1. Prefill and Decode in C: one process each at DeepSeek-V3.2 shapes, then ten at GLM-5 shapes"
 build/rd2h demo
-build/rd2h demo --model glm-5 --layers 12 --prefill-tp 3 --prefill-pp 2 --decode-tp 2 --decodes 2 --reuse-buffers 3 --trace build/demo-trace.json
+build/rd2h demo --model glm-5 --layers 12 --prefill-tp 3 --prefill-pp 2 --decode-tp 2 --decodes 2 \
+  --reuse-buffers 3 --trace build/demo-trace.json
 
 title "2. Two vLLM engines: Prefill computes the prompt, Decode pulls its KV cache and generates"
 scripts/setup_vllm.sh

@@ -2,6 +2,7 @@
 #ifndef RD2H_H
 #define RD2H_H
 /* The public C API of rd2h: one header a subject, this one for all of them. */
+#include <rd2h/completion.h>
 #include <rd2h/decode.h>
 #include <rd2h/engine.h>
 #include <rd2h/layout.h>
