@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ways to move scattered blocks between two processes of one host, in one run, each as a ratio to bare process_vm_readv with
  * 1024 iovecs a call and to plain memcpy out of a shared mapping. Engine local reads private memory of the other process, and its
- * shared memory; memcpy and the streaming copy use the very mapping that the engine has made. docs/decisions/0007-process-vm-readv.md has its figures, and how to build it. Usage: local_copy [ROUNDS] */
+ * shared memory; memcpy and the streaming copy use the very mapping that the engine has made.
+ * docs/decisions/0007-process-vm-readv.md has its figures, and how to build it. Usage: local_copy [ROUNDS] */
 #include "engine/face.h"
 #include "engines/local/local.h"
 #include <errno.h>
@@ -34,7 +35,8 @@ struct load {
 };
 static const struct load loads[] = {
   {"1000 x 16 KiB", 1000, 16384}, {"1000 x 128 KiB", 1000, 131072}, {"1 x 256 MiB", 1, 256u << 20},
-  {"4000 x 4 KiB", 4000, 4096},    {"4000 x 1 KiB", 4000, 1024},     {"4000 x 256 B", 4000, 256},    {"16 x 16 KiB", 16, 16384},       {"1 x 256 B", 1, 256},
+  {"4000 x 4 KiB", 4000, 4096},   {"4000 x 1 KiB", 4000, 1024},     {"4000 x 256 B", 4000, 256},
+  {"16 x 16 KiB", 16, 16384},     {"1 x 256 B", 1, 256},
 };
 struct set {
   uint32_t n;
@@ -253,7 +255,8 @@ static void start(void) {
   w.pid = fork();
   if (!w.pid)
     source(pair[1], listener);
-  check(all(pair[0], &w.remote, 8, false) && all(pair[0], &w.shared, 8, false) && all(pair[0], &conn_len, sizeof conn_len, false) && conn_len <= sizeof conn &&
+  check(all(pair[0], &w.remote, 8, false) && all(pair[0], &w.shared, 8, false) &&
+            all(pair[0], &conn_len, sizeof conn_len, false) && conn_len <= sizeof conn &&
             all(pair[0], conn, conn_len, false), "source");
   w.tcp = socket(AF_INET, SOCK_STREAM, 0);
   check(!connect(w.tcp, (void *)&at, sizeof at), "connect");
