@@ -30,8 +30,8 @@ int bench_pin(uint32_t nth);
 
 /* 61 layers like DeepSeek-V3.2's; no memory stands behind the addresses. */
 int bench_layout(uint64_t base, rd2h_layout **, struct rd2h_error *);
-/* Distinct ids below BENCH_BLOCKS; lists of different seeds have nothing in common but the pattern. */
-bool bench_ids(uint64_t seed, uint32_t requests, uint32_t blocks, const struct bench_pattern *, uint32_t *out);
+/* Distinct ids below `cache`, request after request; lists of different seeds have nothing in common but the pattern. */
+bool bench_ids(uint64_t seed, uint32_t cache, uint32_t requests, uint32_t blocks, const struct bench_pattern *, uint32_t *out);
 
 /* A Decode rank with engine noop whose requests "req-0", "req-1", … are installed again whenever they end. */
 struct bench_stand {
@@ -46,4 +46,21 @@ int bench_stand_open(struct bench_stand *, uint16_t port, uint32_t requests, uin
 void bench_stand_close(struct bench_stand *);
 /* To be called when rd2h_decode_fd() is readable. */
 int bench_stand_turn(struct bench_stand *, struct rd2h_error *);
+
+/* A Prefill rank with one request at a time, whose prompt is computed in steps of `blocks` blocks: the caller announces layers. */
+struct bench_source {
+  rd2h_layout *layout; /* this and what follows: the caller's, set before bench_source_open */
+  uint32_t *ids;       /* blocks * steps of them */
+  uint32_t blocks, steps, groups;
+  uint16_t port;       /* of the Decode rank */
+  rd2h_prefill *rank;
+  rd2h_prefill_scheduler *half;
+  char id[48];
+  struct rd2h_error err;
+};
+int bench_source_open(struct bench_source *, const char *engine, const struct rd2h_memory *);
+void bench_source_close(struct bench_source *);
+int bench_source_request(struct bench_source *, uint32_t request); /* "req-N" on the wire */
+int bench_source_step(struct bench_source *, uint32_t step);
+void bench_source_end(struct bench_source *);
 #endif

@@ -81,10 +81,10 @@ static uint64_t roll(uint64_t *state) {
   return z ^ z >> 31;
 }
 
-bool bench_ids(uint64_t seed, uint32_t requests, uint32_t blocks, const struct bench_pattern *pattern, uint32_t *out) {
+bool bench_ids(uint64_t seed, uint32_t cache, uint32_t requests, uint32_t blocks, const struct bench_pattern *pattern, uint32_t *out) {
   uint32_t n = requests * blocks, run = pattern->run ? pattern->run : n;
-  uint32_t places = pattern->run ? BENCH_BLOCKS / run : 1, *place = malloc(places * sizeof *place);
-  uint32_t first = pattern->run ? 0 : (uint32_t)(roll(&seed) % (BENCH_BLOCKS - n + 1));
+  uint32_t places = pattern->run ? cache / run : 1, *place = malloc(places * sizeof *place);
+  uint32_t first = pattern->run ? 0 : (uint32_t)(roll(&seed) % (cache - n + 1));
   if (!place)
     return false;
   for (uint32_t i = 0; i < places; i++)

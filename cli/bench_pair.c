@@ -13,7 +13,6 @@
 #include <unistd.h>
 #include <zmq.h>
 
-#define BLOCK_TOKENS 128u
 #define WAIT_MS 20000
 #define ANSWER_BYTES 48 /* what a Decode rank's answer takes, about */
 #define TRIPS_MAX 100000u
@@ -26,14 +25,6 @@ struct peer {
   pid_t pid;
   int say; /* closed: it ends */
   uint16_t port;
-};
-struct ours {
-  rd2h_layout *layout;
-  rd2h_prefill *rank;
-  rd2h_prefill_scheduler *half;
-  uint16_t port;
-  uint32_t blocks, steps, *ids;
-  struct rd2h_error err;
 };
 struct result {
   double ours[BENCH_RUNS_MAX], bare[BENCH_RUNS_MAX], ratio[BENCH_RUNS_MAX]; /* of each run: median round trip, ns */
@@ -106,59 +97,22 @@ static void peer_stop(struct peer *p) {
   close(p->say);
 }
 
-/* ---- Prefill ---- */
-static int open_ours(struct ours *x, const struct options *o, uint16_t port) {
-  struct rd2h_prefill_scheduler_opts so = {.size = sizeof so, .n_groups = 2, .block_size = {BLOCK_TOKENS, BLOCK_TOKENS},
-                                           .indexer_group = 1};
-  x->port = port;
-  x->blocks = (uint32_t)o->blocks;
-  x->steps = (uint32_t)o->steps;
-  x->ids = malloc((size_t)x->blocks * x->steps * sizeof *x->ids);
-  if (!x->ids || !bench_ids(1, 1, x->blocks * x->steps, &bench_patterns[0], x->ids))
+/* ---- the near side ---- */
+static int open_ours(struct bench_source *x) {
+  uint32_t n = x->blocks * x->steps;
+  x->ids = malloc(n * sizeof *x->ids);
+  if (!x->ids || !bench_ids(1, BENCH_BLOCKS, 1, n, &bench_patterns[0], x->ids))
     return RD2H_NOMEM;
   int rc = bench_layout(UINT64_C(1) << 45, &x->layout, &x->err);
-  struct rd2h_prefill_opts po = {.size = sizeof po, .layout = x->layout, .tp_size = 1, .pp_size = 1, .engine = "noop"};
-  rc = rc ? rc : rd2h_prefill_create(&po, &x->rank, &x->err);
-  return rc ? rc : rd2h_prefill_scheduler_create(&so, &x->half, &x->err);
-}
-
-static void close_ours(struct ours *x) {
-  rd2h_prefill_destroy(x->rank);
-  rd2h_prefill_scheduler_destroy(x->half);
-  rd2h_layout_destroy(x->layout);
-  free(x->ids);
-}
-
-static int begin_request(struct ours *x, const char *id) {
-  char params[512];
-  uint32_t n = x->blocks * x->steps;
-  struct rd2h_block_table t = {.n_groups = 2, .ids = {x->ids, x->ids}, .count = {n, n}};
-  int ext = (int)rd2h_external_id_len(id, true);
-  snprintf(params, sizeof params,
-           "{\"do_remote_decode\":true,\"do_remote_prefill\":false,\"remote_engine_id\":\"bench\",\"remote_host\":\"127.0.0.1\","
-           "\"remote_port\":%u,\"remote_tp_size\":1,\"remote_cached_tokens\":0,\"request_id\":\"%.*s\","
-           "\"rd2h\":{\"v\":1,\"attempt\":\"%032d\",\"inc\":\"%032d\"}}", x->port, ext, id, 0, 1);
-  int rc = rd2h_prefill_scheduler_alloc(x->half, id, params, (uint64_t)n * BLOCK_TOKENS, &t, &x->err);
-  return rc == 1 ? RD2H_OK : rc < 0 ? rc : RD2H_INTERNAL;
-}
-
-static int begin_step(struct ours *x, const char *id, uint32_t step) {
-  struct rd2h_bytes b;
-  uint64_t tokens = (uint64_t)x->blocks * BLOCK_TOKENS;
-  rd2h_prefill_scheduler_step_begin(x->half);
-  int rc = rd2h_prefill_scheduler_step_add(x->half, id, step * tokens, tokens, 0, NULL, false, &x->err);
-  rc = rc ? rc : rd2h_prefill_scheduler_step_end(x->half, &b, &x->err);
-  return rc ? rc : rd2h_prefill_step(x->rank, b.p, b.len, &x->err);
+  return rc ? rc : bench_source_open(x, "noop", NULL);
 }
 
 /* One request, its prompt in steps of `blocks` blocks: a message a layer and step, each sent when the last one was answered. */
-static int run_ours(struct ours *x, uint32_t request, double *trip) {
-  char id[48];
+static int run_ours(struct bench_source *x, uint32_t request, double *trip) {
   uint32_t n = 0;
-  snprintf(id, sizeof id, "req-%u-%08x", request, request);
-  int rc = begin_request(x, id);
+  int rc = bench_source_request(x, request);
   for (uint32_t s = 0; s < x->steps && !rc; s++) {
-    rc = begin_step(x, id, s);
+    rc = bench_source_step(x, s);
     for (uint32_t l = 0; l < BENCH_LAYERS && !rc; l++) {
       uint64_t begin = bench_now();
       rc = rd2h_prefill_layer(x->rank, l, &x->err);
@@ -166,8 +120,7 @@ static int run_ours(struct ours *x, uint32_t request, double *trip) {
       trip[n++] = (double)(bench_now() - begin);
     }
   }
-  rd2h_prefill_scheduler_finish(x->half, id, false);
-  rd2h_prefill_scheduler_released(x->half, id);
+  bench_source_end(x);
   return rc;
 }
 
@@ -184,7 +137,7 @@ static bool run_bare(void *dealer, size_t size, uint32_t n, double *trip) {
   return fine;
 }
 
-static int measure(struct ours *x, void *dealer, const struct options *o, struct result *r) {
+static int measure(struct bench_source *x, void *dealer, const struct options *o, struct result *r) {
   static double trip[TRIPS_MAX];
   struct rd2h_prefill_stats st;
   uint32_t n = BENCH_LAYERS * x->steps;
@@ -279,14 +232,16 @@ static int parse(int argc, char **argv, struct options *o) {
 
 static int connect_and_measure(const struct options *o, const struct peer *ours, const struct peer *bare, struct result *r,
                                struct rd2h_error *err) {
-  struct ours x = {0};
+  struct bench_source x = {.blocks = (uint32_t)o->blocks, .steps = (uint32_t)o->steps, .groups = 2, .port = ours->port};
   char address[64];
   void *ctx = zmq_ctx_new(), *dealer = zmq_socket(ctx, ZMQ_DEALER);
   snprintf(address, sizeof address, "tcp://127.0.0.1:%u", bare->port);
-  int rc = dealer && !zmq_connect(dealer, address) ? open_ours(&x, o, ours->port) : RD2H_IO;
+  int rc = dealer && !zmq_connect(dealer, address) ? open_ours(&x) : RD2H_IO;
   rc = rc ? rc : measure(&x, dealer, o, r);
   *err = x.err;
-  close_ours(&x);
+  bench_source_close(&x);
+  rd2h_layout_destroy(x.layout);
+  free(x.ids);
   zmq_close(dealer);
   zmq_ctx_term(ctx);
   return rc;

@@ -24,7 +24,8 @@ static bool make_ids(struct bench_stand *s, const struct bench_pattern *p) {
   size_t n = (size_t)s->requests * s->blocks;
   s->main = malloc(n * sizeof *s->main);
   s->indexer = malloc(n * sizeof *s->indexer);
-  return s->main && s->indexer && bench_ids(2, s->requests, s->blocks, p, s->main) && bench_ids(3, s->requests, s->blocks, p, s->indexer);
+  return s->main && s->indexer && bench_ids(2, BENCH_BLOCKS, s->requests, s->blocks, p, s->main) &&
+         bench_ids(3, BENCH_BLOCKS, s->requests, s->blocks, p, s->indexer);
 }
 
 int bench_stand_open(struct bench_stand *s, uint16_t port, uint32_t requests, uint32_t blocks, const struct bench_pattern *p,

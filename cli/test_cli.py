@@ -25,7 +25,8 @@ def refuses(word, *args):
 
 
 def help_teaches():
-    for args, word in (((), "bench"), (("bench",), "plan"), (("bench", "plan"), "--pattern"), (("bench", "decode"), "stat")):
+    for args, word in (((), "bench"), (("bench",), "plan"), (("bench", "plan"), "--pattern"), (("bench", "decode"), "stat"),
+                       (("bench", "pair"), "ROUTER"), (("bench", "read"), "--engine")):
         done = run(*args, "--help")
         assert done.returncode == 0 and word in done.stdout and "usage:" in done.stdout, done
         assert done.stderr == "", done.stderr
@@ -124,9 +125,25 @@ def demo_refuses():
     assert lost.returncode == 1 and "/nowhere/trace.json" in lost.stderr, lost
 
 
+def bench_pair_beside_bare_sockets():
+    found = json.loads(run("bench", "pair", "--json", "--steps", "1", "--runs", "1", "--blocks", "4").stdout)
+    assert found["trips"] == 61 and found["message_bytes"] > 100 and found["pair_us"] > 0 and found["times_bare"] > 0, found
+    refuses("300000", "bench", "pair", "--blocks", "4096", "--steps", "1000")
+
+
+def bench_read_by_every_way():
+    args = ("bench", "read", "--block", "16384", "--pattern", "scatter", "--runs", "1")
+    rows = json.loads(run(*args, "--json").stdout)["rows"]
+    ways = [r["way"] for r in rows]
+    assert "memcpy in one process" in ways and "rd2h local, shared mapping" in ways, ways
+    assert all(0 < r["gb_s"] <= r["best_gb_s"] for r in rows), rows
+    refuses("carrier pigeon", "bench", "read", "--engine", "carrier pigeon")
+    refuses("255", "bench", "read", "--block", "255")
+
+
 CASES = [help_teaches, version_is_that_of_the_header, unknown_words_are_refused, bad_numbers_are_refused, bench_plan_as_json,
          bench_plan_as_table, planning_is_linear_and_near_the_bare_loop, bench_decode_talks, demo_as_json_with_a_timeline, demo_refuses,
-         bench_decode_refuses]
+         bench_decode_refuses, bench_pair_beside_bare_sockets, bench_read_by_every_way]
 print(f"1..{len(CASES)}")
 failed = 0
 for number, case in enumerate(CASES, 1):
