@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #define PAGE 4096u   /* the smallest there is */
-#define TURN_CALLS 4 /* readv calls before other streams get their turn */
 
 static bool lose(struct tcp_client *c, struct tcp_stream *s, int status, const char *why) {
   rd2h_tcp_lose(c, s->peer, status, why);
@@ -196,35 +195,30 @@ static void bad_target(struct tcp_client *c, const struct tcp_asked *a) {
   rd2h_tcp_end(c, slot, RD2H_IO);
 }
 
-/* One call. Returns 1: more may be there, 0: nothing is, -1: lost. */
-static int receive(struct tcp_client *c, struct tcp_stream *s) {
+/* One call: then other streams get their turn. False: lost. */
+static bool receive(struct tcp_client *c, struct tcp_stream *s) {
   struct tcp_asked *a = current(s);
-  uint64_t body = 0, asked;
+  uint64_t body = 0;
   uint32_t n = s->paying && a->left ? targets(c, a, s->careful, &body) : 0, room = ctl_room(s, body);
   if (room)
     c->iov[n++] = (struct iovec){s->ctl + s->ctl_n, room - s->ctl_n};
-  asked = body + (room ? room - s->ctl_n : 0);
   ssize_t got = readv(s->fd, c->iov, (int)n);
   if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
-    return errno == EINTR;
+    return true;
   if (got < 0 && errno == EFAULT && a && a->slot) {
     if (s->careful)
       bad_target(c, a);
     s->careful = true;
-    return 1;
+    return true;
   }
-  if (got <= 0) {
-    lose_errno(c, s, "the connection broke", got ? errno : ECONNRESET);
-    return -1;
-  }
+  if (got <= 0)
+    return lose_errno(c, s, "the connection broke", got ? errno : ECONNRESET);
   s->peer->heard = rd2h_now_ns();
   uint64_t came = (uint64_t)got, payload = came < body ? came : body;
   if (payload)
     landed(s, a, payload);
   s->ctl_n += (uint32_t)(came - payload);
-  if (!take_replies(c, s))
-    return -1;
-  return came == asked;
+  return take_replies(c, s);
 }
 
 /* The handshake of TCP has ended, one way or the other. */
@@ -244,10 +238,7 @@ bool rd2h_tcp_stream_run(struct tcp_client *c, struct tcp_stream *s, uint32_t ev
     return false;
   if (events & EPOLLOUT && !rd2h_tcp_stream_flush(c, s))
     return false;
-  int more = 1;
-  for (int i = 0; i < TURN_CALLS && more > 0 && events & (EPOLLIN | EPOLLHUP | EPOLLERR); i++)
-    more = receive(c, s);
-  if (more < 0)
+  if (events & (EPOLLIN | EPOLLHUP | EPOLLERR) && !receive(c, s))
     return false;
   rd2h_tcp_deal(c, s->peer);
   return !s->peer->lost;
