@@ -381,6 +381,23 @@ static void test_lost(void **state) {
   p_stop(&t);
 }
 
+/* The reader has dropped a request with the epoch, also one of which nothing was on its way. */
+static void test_lost_between_chunks(void **state) {
+  (void)state;
+  struct t_pm t = p_start(&p_cfg);
+  uint32_t e = endpoint(&t, "d:1"), x = bind(&t, "x", e);
+  dispatch(&t, e, 1, 0, x);
+  open_epoch(&t, e, true);
+  all_good(&t, e, 1, 1);
+  lost(&t, e);
+  t.log[0] = 0;
+  dispatch(&t, e, 1, 1, x);
+  last(&t, x, e);
+  finish(&t, "x-", false);
+  expect(&t, "settled 1 SKIPPED; finished x- PEER_LOST");
+  p_stop(&t);
+}
+
 static void test_lost_while_done_is_on_its_way(void **state) {
   (void)state;
   struct t_pm t = p_start(&p_cfg);
@@ -456,10 +473,12 @@ static void test_idle_after_a_late_answer(void **state) {
   (void)state;
   struct t_pm t = p_start(&p_cfg);
   uint32_t e = endpoint(&t, "d:1"), x = bind(&t, "x", e);
+  pass(&t, 40 * SEC);
   dispatch(&t, e, 0, 0, x);
   open_epoch(&t, e, true);
   finish(&t, "x-", true);
-  pass(&t, 30 * SEC);
+  pass(&t, 25 * SEC); /* past the first look for idleness */
+  pass(&t, 5 * SEC);
   t.log[0] = 0;
   all_good(&t, e, 0, 1);
   pass(&t, 60 * SEC);
@@ -600,6 +619,7 @@ int main(void) {
     cmocka_unit_test(test_abort),
     cmocka_unit_test(test_sending_leaves_out_the_ended),
     cmocka_unit_test(test_lost),
+    cmocka_unit_test(test_lost_between_chunks),
     cmocka_unit_test(test_lost_while_done_is_on_its_way),
     cmocka_unit_test(test_another_engine),
     cmocka_unit_test(test_close_all),

@@ -130,6 +130,34 @@ void check_done(struct world *w, struct prank *pr, struct job *j, uint32_t d, ui
   }
 }
 
+static bool served_by(struct world *w, const struct job *j, uint32_t c) {
+  for (uint32_t i = 0; i < w->n_brec; i++) {
+    const struct brec *b = &w->brec[i];
+    for (uint32_t k = 0; b->conn == c && b->answered && k < b->n; k++)
+      if (&w->job[b->job[k]] == j && b->carried[k] && b->status[k] == RD2H_OK)
+        return true;
+  }
+  return false;
+}
+
+/* Decode's transport has known for a probe's time that the other side is gone, and no read lasts longer than an engine call. */
+void check_lost(struct world *w, void *obj, uint64_t c) {
+  const struct conn *x = &w->conn[c];
+  struct drank *dr = obj;
+  uint64_t bound = x->d_since + PROBE_NS + ENGINE_NS + SLACK_NS + (dr->proc.paused_ns - x->d_paused);
+  if (w->now < bound) {
+    at(w, bound, &dr->proc, check_lost, dr, c);
+    return;
+  }
+  for (uint32_t i = 0; i < w->n_jobs; i++) {
+    const struct job *j = &w->job[i];
+    if (j->d == x->d && j->d_inc == x->d_inc && j->on[dr->rank].installed && !j->on[dr->rank].reported &&
+        j->on[dr->rank].done_on[x->rank] != c + 1 && served_by(w, j, (uint32_t)c))
+      broken(w, "I6", "D%u.%u has not ended %s, whose Prefill rank %u.%u was lost %.3f s ago", dr->d, dr->rank, j->id, x->p,
+             x->rank, (double)(w->now - x->d_knows) / 1e9);
+  }
+}
+
 /* ---- success ---- */
 static bool serves(struct world *w, const struct job *j, uint32_t prank, uint32_t layer, uint32_t drank, uint32_t *member) {
   const struct pengine *pe = &w->p[j->p];

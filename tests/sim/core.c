@@ -127,6 +127,7 @@ void proc_pause(struct world *w, struct proc *p, uint64_t ns) {
     return;
   p->paused = true;
   p->paused_ns += ns;
+  p->resume_at = w->now + ns;
   p->deferred = NULL;
   p->deferred_tail = &p->deferred;
   in(w, ns, NULL, resume, p, p->inc);

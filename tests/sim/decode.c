@@ -198,10 +198,12 @@ void decode_reported(struct world *w, struct drank *dr, struct job *j, int statu
   if (good)
     check_engine_good(w, j);
   j->d_state = good ? D_GOOD : D_BAD;
-  if (good)
+  if (good) {
     in(w, rng_between(&w->rng, 50 * RD2H_MS, 500 * RD2H_MS), NULL, used_up, NULL, (uint64_t)(j - w->job));
-  else
+  } else {
     give_blocks(w, j);
+    user_sees_failure(w, j);
+  }
 }
 
 /* ---- life ---- */

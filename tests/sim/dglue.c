@@ -112,7 +112,7 @@ static void do_reply(struct world *w, struct drank *dr, const struct rd2h_da *a)
   struct msg *m = answer_of(w, dr, a, c);
   trace(w, "D%u.%u answers %d layer %d on connection %u%s%s", dr->d, dr->rank, (int)a->reply, (int)a->layer_idx, c,
         *a->text ? ": " : "", a->text);
-  if (!net_to_prefill(w, c, m))
+  if (!(a->msg && MSG_OF(a->msg)->echo) && !net_to_prefill(w, c, m))
     rd2h_dm_peer_lost(dr->dm, w->conn[c].peer, "unreachable", w->now);
 }
 
@@ -297,10 +297,30 @@ static void note_arrival(struct world *w, struct drank *dr, struct msg *m) {
   }
   for (uint32_t k = 0; k < m->w.n_done; k++) {
     struct job *j = job_by_attempt(w, m->done_ext[k], m->done[k].has_attempt ? m->done[k].attempt : NULL);
+    if (j)
+      j->on[dr->rank].done_on[x->rank] = m->conn + 1;
     if (j && m->w.member < 16)
       j->on[dr->rank].dones |= UINT64_C(1) << (m->w.member * MAX_PP + x->rank / w->p[x->p].tp);
   }
   at(w, w->now + answer_bound(m), &dr->proc, answered_in_time, m, dr->d);
+}
+
+/* Some legacy senders say done twice. */
+static struct msg *echo_of(struct world *w, const struct msg *m) {
+  struct msg *e = msg_new(w, RD2H_MSG_READY);
+  memcpy(e->layer, m->layer, sizeof e->layer);
+  memcpy(e->done_ext, m->done_ext, sizeof e->done_ext);
+  memcpy(e->done, m->done, sizeof e->done);
+  e->w = m->w;
+  e->w.layer.p = e->layer;
+  e->w.req = e->req;
+  e->w.n_reqs = 0;
+  e->w.done = e->done;
+  for (uint32_t k = 0; k < e->w.n_done; k++)
+    e->done[k].id.p = e->done_ext[k];
+  e->conn = m->conn;
+  e->echo = true;
+  return e;
 }
 
 void decode_message(struct world *w, uint32_t c, struct msg *m) {
@@ -321,6 +341,7 @@ void decode_message(struct world *w, uint32_t c, struct msg *m) {
     dr->peer_conn[x->peer] = c;
   }
   struct rd2h_arena arena = {0};
+  struct msg *again = NULL;
   if (m->kind == RD2H_MSG_META) {
     rd2h_dm_meta(dr->dm, x->peer, meta_of(w, &w->p[x->p].rank[x->rank], &arena), w->now);
   } else if (m->kind == RD2H_MSG_CANCEL) {
@@ -330,11 +351,15 @@ void decode_message(struct world *w, uint32_t c, struct msg *m) {
     if (w->mut == MUT_NONCE_IGNORED)
       forge_attempts(w, dr, m);
     rd2h_dm_ready(dr->dm, x->peer, &m->w, w->now);
+    if (m->w.n_done && !m->echo && w->c.faults && rng_chance(&w->rng, 50))
+      again = echo_of(w, m);
   }
   decode_pump(w, dr);
   if (m->kind != RD2H_MSG_READY)
     msg_free(m);
   rd2h_arena_free(&arena);
+  if (again && !w->failed && x->peer != RD2H_INDEX_NONE)
+    decode_message(w, c, again);
 }
 
 /* ---- life ---- */

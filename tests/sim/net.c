@@ -84,13 +84,24 @@ static uint64_t notice(struct world *w, bool slow) {
   return slow ? rng_between(&w->rng, SEC, 5 * SEC) : rng_between(&w->rng, 0, 50 * RD2H_MS);
 }
 
+/* From now on Decode can find out. */
+static void tell_decode(struct world *w, uint32_t c, uint64_t when) {
+  struct conn *x = &w->conn[c];
+  struct drank *dr = &w->d[x->d].rank[x->drank];
+  x->d_knows = when;
+  x->d_since = dr->proc.paused && dr->proc.resume_at > when ? dr->proc.resume_at : when;
+  x->d_paused = dr->proc.paused_ns;
+  if (dr->dm)
+    at(w, x->d_since + PROBE_NS + ENGINE_NS + SLACK_NS, &dr->proc, check_lost, dr, c);
+}
+
 void net_break(struct world *w, uint32_t c, bool slow) {
   struct conn *x = &w->conn[c];
   if (x->state == CONN_DEAD)
     return;
   trace(w, "connection %u (P%u.%u -> D%u.%u) breaks%s", c, x->p, x->rank, x->d, x->drank, slow ? ", slowly noticed" : "");
   x->state = CONN_DEAD;
-  x->d_knows = w->now + notice(w, slow);
+  tell_decode(w, c, w->now + notice(w, slow));
   in(w, notice(w, slow), proc_of_conn_p(w, c), tell_prefill, NULL, c);
 }
 
@@ -99,7 +110,7 @@ void net_close(struct world *w, uint32_t c) {
   x->p_closed = true;
   if (x->state == CONN_UP) {
     x->drains = rng_chance(&w->rng, 500);
-    x->d_knows = (x->drains && x->last_to_d > w->now ? x->last_to_d : w->now) + notice(w, false);
+    tell_decode(w, c, (x->drains && x->last_to_d > w->now ? x->last_to_d : w->now) + notice(w, false));
   }
   x->state = CONN_DEAD;
 }

@@ -88,6 +88,7 @@ struct stamp {
 struct proc { /* one operating system process */
   uint32_t inc;
   bool alive, paused;
+  uint64_t resume_at;
   uint64_t paused_ns; /* in total: bounds on what it does are extended by that */
   struct event *deferred, **deferred_tail;
 };
@@ -109,7 +110,7 @@ struct msg {
   struct msg *next, **prev;
   enum rd2h_wire_kind kind;
   uint32_t conn, brec, order; /* brec: NONE for done and poison; order: place among the READYs of the connection */
-  bool at_decode, answered, freed;
+  bool at_decode, answered, freed, echo; /* echo: delivered a second time by a legacy sender; its answer is swallowed */
   uint64_t arrived, paused; /* paused: of Decode's process at arrival */
   bool all_ended;           /* every request that it names had ended here when it arrived */
   struct rd2h_wire_ready w;
@@ -130,6 +131,7 @@ struct conn {
   uint32_t endpoint, epoch;
   enum conn_state state;
   bool p_closed, acked, ours;
+  uint64_t d_since, d_paused; /* when Decode's process, running, can first know; of its time in stops until then */
   uint64_t d_knows; /* from then on Decode's transport refuses to send */
   uint64_t last_to_d, last_to_p;
   bool deaf;     /* Decode's next send is refused once, though the connection lives */
@@ -173,6 +175,7 @@ struct job {
     bool installed, end_asked, reported;
     int status;
     uint64_t sign, paused, dones; /* dones: a bit for each contributor whose done arrived */
+    uint32_t done_on[MAX_RANKS];  /* by Prefill rank: the connection on which it came, + 1 */
   } on[MAX_TP];
   uint8_t written[MAX_TP][MAX_LAYERS][RD2H_MAX_TENSORS][MAX_LIST];
   /* Prefill */
@@ -367,6 +370,7 @@ void ld_read_over(struct world *, struct read *, int status);
 void check_copy(struct world *, struct read *, const struct cell_ref *);
 void check_batch_settled(struct world *, struct brec *, int status);
 void check_done(struct world *, struct prank *, struct job *, uint32_t d, uint32_t drank);
+void check_lost(struct world *, void *, uint64_t conn); /* an event: what a lost peer served must have ended by now */
 void check_rank_good(struct world *, struct drank *, struct job *);
 void check_engine_good(struct world *, struct job *);
 void check_end(struct world *);
@@ -380,6 +384,7 @@ struct job *job_by_pid(struct world *, const char *id);
 struct job *job_by_attempt(struct world *, const char *ext, const uint8_t *attempt); /* NULL attempt: the latest */
 
 /* world.c */
+void user_sees_failure(struct world *, struct job *); /* who may try again at once */
 void world_run(struct world *, uint64_t seed, enum sim_mutation, bool verbose);
 void world_free(struct world *);
 const char *world_describe(struct world *, char *buf, size_t n);

@@ -130,8 +130,8 @@ static void preempt(struct world *w, void *obj, uint64_t i) {
   prefill_preempt(w, &w->job[i]);
 }
 
-/* The same user again: a retry, or a second live request by mistake. */
-static void name_job(struct world *w, struct job *j) {
+/* `old`: the request that this one retries, NULL: a new user, or by chance an old one, who may have a live request still. */
+static void name_job(struct world *w, struct job *j, const struct job *old) {
   uint32_t i = (uint32_t)(j - w->job);
   snprintf(j->id, sizeof j->id, "d%u-req%u", j->d, i);
   snprintf(j->pid, sizeof j->pid, "p%u-req%u", j->p, i);
@@ -139,9 +139,10 @@ static void name_job(struct world *w, struct job *j) {
   j->has_attempt = !w->d[j->d].legacy;
   for (uint32_t k = 0; k < RD2H_ATTEMPT; k++)
     j->attempt[k] = (uint8_t)rng_next(&w->rng);
-  if (!i || w->d[j->d].legacy || !w->c.faults || !rng_chance(&w->rng, 350))
+  if (!i || w->d[j->d].legacy || !w->c.faults || (!old && !rng_chance(&w->rng, 250)))
     return;
-  struct job *old = &w->job[rng_below(&w->rng, i)];
+  if (!old)
+    old = &w->job[rng_below(&w->rng, i)];
   if (old->d != j->d || (w->p[0].legacy && old->d_inc != w->d[j->d].inc))
     return; /* a legacy Prefill has no nonce: after a restart of Decode nobody could tell the two apart */
   bool live = false;
@@ -191,15 +192,15 @@ static void give_up_on_legacy(struct world *w, void *obj, uint64_t i) {
 }
 
 static void submit(struct world *w, void *obj, uint64_t a) {
-  (void)obj;
+  const struct job *old = obj;
   (void)a;
   if (w->n_jobs == MAX_JOBS)
     return;
   uint32_t i = w->n_jobs;
   struct job *j = &w->job[i];
   struct rng *r = &w->rng;
-  *j = (struct job){.no = i, .d = rng_below(r, w->c.n_d), .p = rng_below(r, w->c.n_p)};
-  name_job(w, j);
+  *j = (struct job){.no = i, .d = old ? old->d : rng_below(r, w->c.n_d), .p = rng_below(r, w->c.n_p)};
+  name_job(w, j, old);
   shape_job(w, j);
   if (!decode_submit(w, j))
     return;
@@ -222,6 +223,11 @@ static void submit(struct world *w, void *obj, uint64_t a) {
     in(w, rng_between(r, 0, 60 * RD2H_MS), NULL, preempt, NULL, i);
   if (w->d[j->d].legacy)
     in(w, 90 * SEC, NULL, give_up_on_legacy, NULL, i);
+}
+
+void user_sees_failure(struct world *w, struct job *j) {
+  if (w->c.faults && rng_chance(&w->rng, 300))
+    in(w, rng_between(&w->rng, RD2H_MS / 10, 40 * RD2H_MS), NULL, submit, j, 0);
 }
 
 /* ---- faults ---- */
