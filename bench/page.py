@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/benchmarks.md and its plots from build/bench.json: page.py FILE."""
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt  # noqa: E402
+from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator  # noqa: E402
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+INK, FAINT, GRID = "#1f2933", "#7b8794", "#e4e7eb"
+OURS, OURS_2, OURS_3, REFERENCE = "#0b6bcb", "#0f9d8a", "#7a4fd0", "#d1495b"
+# name in bench.json: colour, dashed, width
+WAYS = {
+    "rd2h local, shared mapping": (OURS, "-", 2.4), "rd2h local, foreign memory": (OURS_2, "-", 2.4), "rd2h tcp": (OURS_3, "-", 2.4),
+    "memcpy in one process": (OURS, (0, (2, 2)), 1.3), "bare process_vm_readv": (OURS_2, (0, (2, 2)), 1.3),
+    "bare TCP, one stream": (OURS_3, (0, (2, 2)), 1.3),
+    "UCX, cma": ("#e07b00", "-", 1.5), "UCX, tcp": ("#e0b000", "-", 1.5), "NIXL": (REFERENCE, "-", 1.5),
+    "Mooncake, tcp": ("#8a5a44", "-", 1.5),
+}
+plt.rcParams.update({
+    "svg.fonttype": "none", "svg.hashsalt": "rd2h", "font.family": ["Helvetica Neue", "Helvetica", "Arial", "DejaVu Sans"], "font.size": 11,
+    "text.color": INK, "axes.labelcolor": INK, "xtick.color": FAINT, "ytick.color": FAINT, "axes.edgecolor": "#cbd2d9",
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": GRID, "axes.axisbelow": True,
+    "axes.titlesize": 12, "axes.titleweight": "bold", "axes.titlelocation": "left", "legend.frameon": False, "figure.facecolor": "white",
+    "lines.markersize": 4.5})
+
+
+def size_text(n: float, _=None) -> str:
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if n >= unit:
+            return f"{n / unit:g} {name}"
+    return f"{n:g} B"
+
+
+def time_text(us: float, _=None) -> str:
+    return f"{us / 1000:g} ms" if us >= 1000 else f"{us:g} µs"
+
+
+def ticks(axis, values, text) -> None:
+    axis.set_major_locator(matplotlib.ticker.FixedLocator(sorted(values)))
+    axis.set_major_formatter(FuncFormatter(text))
+    axis.set_minor_locator(NullLocator())
+    axis.set_minor_formatter(NullFormatter())
+
+
+def save(figure, name: str) -> None:
+    (DOCS / "img").mkdir(exist_ok=True)
+    figure.savefig(DOCS / "img" / f"{name}.svg", metadata={"Date": None}, bbox_inches="tight", pad_inches=0.15)
+    plt.close(figure)
+
+
+def plot_bandwidth(rows: list[dict]) -> None:
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.6), sharey=True)
+    for ax, pattern, title in zip(axes, ("scatter", "contig"), ("Scattered blocks", "Contiguous blocks")):
+        for way, (colour, dash, width) in WAYS.items():
+            points = sorted((r["block"], r["best_gb_s"]) for r in rows if r["way"] == way and r["pattern"] == pattern)
+            if points:
+                ax.plot(*zip(*points), color=colour, linestyle=dash, linewidth=width, marker="o" if width > 1.4 else None, label=way)
+        ax.set_xscale("log", base=2)
+        ax.set_yscale("log")
+        ticks(ax.xaxis, {r["block"] for r in rows}, size_text)
+        ax.set_title(title)
+        ax.set_xlabel("block size")
+        ax.tick_params(axis="x", labelrotation=30, labelsize=9)
+    low, high = (f(r["best_gb_s"] for r in rows) for f in (min, max))
+    ticks(axes[0].yaxis, [v for v in (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30) if low / 2 < v < high * 2], lambda v, _: f"{v:g}")
+    axes[0].set_ylabel("GB/s, best of all samples")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=4, bbox_to_anchor=(0.5, -0.17), fontsize=9.5)
+    save(figure, "bandwidth")
+
+
+def series(rows: list[dict], who: str, pattern: str, blocks=None) -> list[dict]:
+    return sorted((r for r in rows if r["who"] == who and r["pattern"] == pattern and (blocks is None or r["blocks"] == blocks)),
+                  key=lambda r: r["requests"] * r["blocks"])
+
+
+def plot_control(rows: list[dict]) -> None:
+    figure, ax = plt.subplots(figsize=(7.4, 4.6))
+    for who, colour in (("reference", REFERENCE), ("rd2h", OURS)):
+        for pattern, dash in (("scatter", "-"), ("contig", (0, (3, 2)))):
+            s = series(rows, who, pattern)
+            if not s:
+                continue
+            x, y = [r["requests"] * r["blocks"] for r in s], [r["cpu_us"] for r in s]
+            ax.plot(x, y, color=colour, linestyle=dash, linewidth=2.2 if pattern == "scatter" else 1.5, marker="o",
+                    label=f"{who}, {'scattered' if pattern == 'scatter' else 'contiguous'} ids")
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    ticks(ax.xaxis, {r["requests"] * r["blocks"] for r in rows}, lambda v, _: f"{v:,.0f}")
+    ax.yaxis.set_major_formatter(FuncFormatter(time_text))
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.tick_params(axis="x", labelrotation=30, labelsize=9)
+    ax.set_title("CPU time of Decode for one layer message")
+    ax.set_xlabel("blocks announced in the message")
+    ax.legend(fontsize=9.5)
+    save(figure, "message-cost")
+
+
+def plot_growth(rows: list[dict]) -> None:
+    figure, ax = plt.subplots(figsize=(7.4, 4.2))
+    for who, colour in (("reference", REFERENCE), ("rd2h", OURS)):
+        s = series(rows, who, "scatter", 256)
+        if s:
+            y = [1000 * r["cpu_us"] / r["requests"] / r["blocks"] for r in s]
+            ax.plot([r["requests"] for r in s], y, color=colour, linewidth=2.2, marker="o", label=who)
+            ax.annotate(f"{y[-1]:.0f} ns", (s[-1]["requests"], y[-1]), xytext=(7, -3), textcoords="offset points", color=colour)
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    ticks(ax.xaxis, {r["requests"] for r in rows if r["blocks"] == 256}, lambda v, _: f"{v:g}")
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g} ns"))
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.set_title("CPU time for each block, as a message carries more requests")
+    ax.set_xlabel("requests of the message, 256 scattered blocks each")
+    ax.legend(fontsize=9.5)
+    save(figure, "growth")
+
+
+def plot_peers(rows: list[dict], block: int) -> None:
+    here = [r for r in rows if r["block"] == block and r["pattern"] == "scatter"]
+    here.sort(key=lambda r: r["best_gb_s"])
+    figure, ax = plt.subplots(figsize=(7.4, 0.42 * len(here) + 1.2))
+    for i, r in enumerate(here):
+        ours, bare = r["way"].startswith("rd2h"), WAYS[r["way"]][2] < 1.4
+        ax.barh(i, r["best_gb_s"], color=WAYS[r["way"]][0] if ours else "#b8c4ce" if bare else "#e3b7a0", height=0.66)
+        ax.text(r["best_gb_s"], i, f"  {r['best_gb_s']:.2f}", va="center", fontsize=10, fontweight="bold" if ours else "normal")
+    ax.set_yticks(range(len(here)), [r["way"] for r in here])
+    ax.tick_params(axis="y", colors=INK, length=0)
+    ax.grid(axis="y", visible=False)
+    ax.spines["left"].set_visible(False)
+    ax.set_title(f"Scattered blocks of {size_text(block)}, GB/s (blue, green, violet: rd2h; grey: bare)")
+    save(figure, "peers")
+
+
+# ---- the page ----
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + "|".join("---" if i == 0 else "---:" for i in range(len(head))) + "|"]
+    return "\n".join(lines + ["| " + " | ".join(r) + " |" for r in rows])
+
+
+def control_table(rows: list[dict]) -> str:
+    out = []
+    for r in (r for r in rows if r["who"] == "rd2h"):
+        ref = next((x for x in rows if x["who"] == "reference" and all(x[k] == r[k] for k in ("requests", "blocks", "pattern"))), None)
+        out.append([f"{r['requests']} x {r['blocks']} {r['pattern']}", f"{r['message_bytes']:,}", f"{r['descriptors']:,.0f}",
+                    f"{r['cpu_us']:,.0f}", f"{ref['cpu_us']:,.0f}" if ref else "", f"{ref['times_rd2h']:.0f}" if ref else "",
+                    f"{r['lockstep_us']:,.0f}", f"{ref['lockstep_us']:,.0f}" if ref else ""])
+    return table(["requests x blocks, ids", "bytes", "descriptors", "rd2h, µs CPU", "reference, µs CPU", "times", "rd2h, µs round trip",
+                  "reference"], out)
+
+
+def read_table(rows: list[dict], pattern: str) -> str:
+    sizes = sorted({r["block"] for r in rows})
+    value = {(r["way"], r["block"]): r for r in rows if r["pattern"] == pattern}
+
+    def cell(way, size):
+        r = value.get((way, size))
+        return f"{r['gb_s']:.2f} / {r['best_gb_s']:.2f}" if r else "–"
+    return table(["GB/s, median / best", *map(size_text, sizes)],
+                 [[w, *(cell(w, s) for s in sizes)] for w in WAYS if any((w, s) in value for s in sizes)])
+
+
+def page(b: dict) -> str:
+    m = b["machine"]
+    parts = ["# Benchmarks", f"""`make bench` measures everything on this page and writes it. What follows was taken on a virtual machine with {m['cpus']} CPUs
+({m['cpu']}, Linux {m['kernel']}), one process beside another, {b['rounds']} rounds in which all take turns. **The machine was not quiet**: load
+averages before and after were {', '.join(map(str, m['load']))} and {', '.join(map(str, m['load_after']))}. Ratios of one row compare, absolute figures and
+rows of different tables do not. Where a busy machine hurts most, the best of all samples stands beside the median."""]
+    if b.get("control"):
+        parts += ["## Control path", """One layer message to a Decode rank with a no-op engine: 61 layers, K, V, LIC8 indexer and scale. CPU is that of the whole Decode
+process, by message, over a driver's mix of lockstep and pipelined messages; the Decode rank has one CPU, the driver another. `times`: what
+the reference takes of ours, median of the rounds' own ratios.""", control_table(b["control"]),
+                  "![CPU time of a message](img/message-cost.svg)", "![CPU time of a block as requests grow](img/growth.svg)"]
+    if b.get("pair"):
+        p = b["pair"]
+        rows = [["rd2h Prefill and Decode", f"{p['pair_us']:.0f}", f"{p['times_bare']:.2f}"],
+                ["bare DEALER and ROUTER, as many bytes", f"{p['bare_us']:.0f}", "1.00"]]
+        if "reference_us" in p:
+            rows.append(["reference Prefill and Decode", f"{p['reference_us']:.0f}", f"{p['reference_us'] / p['bare_us']:.2f}"])
+        parts += ["## A layer's round trip", "From Prefill's call that a layer of 32 blocks is ready until it knows that they were read, engine no-op, lockstep.",
+                  table(["pair", "µs", "times bare"], rows)]
+    if b.get("read"):
+        parts += ["## Moving bytes", """Out of one process's memory into another's on the same host, 8 MiB or 4096 blocks a message. The dashed lines are what each engine is
+built on, done bare: no protocol, no checks, no cancellation.""", "![Bandwidth against block size](img/bandwidth.svg)", "![All ways at one block size](img/peers.svg)",
+                  "### Scattered", read_table(b["read"], "scatter"), "### Contiguous", read_table(b["read"], "contig")]
+    left_out = "".join(f"\n- {name}: {why}" for name, why in b.get("skipped", {}).items())
+    if left_out:
+        parts += ["## Left out", "What could not be measured this time:" + left_out]
+    parts += ["## Again", """`make bench` takes about half an hour on a quiet machine; `make bench BENCH="--small --rounds 3"` takes minutes. The parts by themselves:
+`rd2h bench plan`, `decode`, `pair` and `read`, each with `--help` and `--json`. Why the figures are as they are: [performance](performance.md)."""]
+    return "\n\n".join(parts) + "\n"
+
+
+def main() -> None:
+    b = json.loads(Path(sys.argv[1]).read_text())
+    if b.get("read"):
+        plot_bandwidth(b["read"])
+        plot_peers(b["read"], min({r["block"] for r in b["read"]}, key=lambda n: abs(n - 131072)))
+    if b.get("control"):
+        plot_control(b["control"])
+        plot_growth(b["control"])
+    (DOCS / "benchmarks.md").write_text(page(b))
+
+
+if __name__ == "__main__":
+    main()
