@@ -50,7 +50,7 @@ static void describe(struct demo *d, uint32_t i, uint64_t *state) {
   r->from = i < d->p_engines ? i : (uint32_t)(demo_random(state) % d->p_engines); /* every engine gets work, if there is enough */
   r->to = i < d->d_engines ? i : (uint32_t)(demo_random(state) % d->d_engines);
   snprintf(r->ext_id, sizeof r->ext_id, "cmpl-demo-%u", i);
-  snprintf(r->id, sizeof r->id, "%s-%08x", r->ext_id, (uint32_t)demo_random(state));
+  snprintf(r->id, sizeof r->id, "cmpl-demo-%u-%08x", i, (uint32_t)demo_random(state));
   for (uint32_t k = 0; k < sizeof r->attempt; k++)
     r->attempt[k] = (uint8_t)demo_random(state);
 }
