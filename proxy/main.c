@@ -203,8 +203,8 @@ static void raise_descriptors(const struct px_app *app) {
     setrlimit(RLIMIT_NOFILE, &r);
   }
   if (r.rlim_cur < want)
-    rd2h_px_log(&app->log, PX_WARNING, NULL, "%llu descriptors are allowed, --max-connections %lld may need %llu; raise the limit (ulimit -n)",
-                (unsigned long long)r.rlim_cur, (long long)app->options.max_connections, (unsigned long long)want);
+    rd2h_px_log(&app->log, PX_WARNING, NULL, "%llu descriptors are allowed, --max-connections %lld may need %llu; raise the limit "
+                "(ulimit -n)", (unsigned long long)r.rlim_cur, (long long)app->options.max_connections, (unsigned long long)want);
 }
 
 static void set_limits(struct px_app *app) {
@@ -226,6 +226,17 @@ static void set_limits(struct px_app *app) {
       app->flow.limits.mode = (enum px_dispatch_mode)i;
 }
 
+/* Changes of what is waited for are told to the kernel once a turn: sockets change their mind often within one. */
+static struct event_base *new_base(void) {
+  struct event_config *config = event_config_new();
+  if (!config)
+    return NULL;
+  event_config_set_flag(config, EVENT_BASE_FLAG_EPOLL_USE_CHANGELIST);
+  struct event_base *base = event_base_new_with_config(config);
+  event_config_free(config);
+  return base;
+}
+
 static bool make_parts(struct px_app *app) {
   const struct px_options *o = &app->options;
   const struct px_server_limits sl = {
@@ -237,7 +248,7 @@ static bool make_parts(struct px_app *app) {
   struct px_handler handler = rd2h_px_routes;
   handler.ctx = app;
   set_limits(app);
-  app->base = event_base_new();
+  app->base = new_base();
   app->server = app->base ? rd2h_px_server_new(app->base, &sl, &handler) : NULL;
   app->client = app->server ? rd2h_px_client_new(app->base, &cl) : NULL;
   if (!app->client)

@@ -49,8 +49,8 @@ static bool known_sender(const struct px_app *app, const char *peer) {
 
 static void refuse(const struct px_ctx *x, int status, const char *why) {
   rd2h_px_metrics_rendezvous(&x->app->metrics, status);
-  rd2h_px_log(&x->app->log, status == 404 ? PX_INFO : PX_WARNING, NULL, "rendezvous from %s refused with %d: %s", rd2h_px_conn_peer(x->conn),
-              status, why);
+  rd2h_px_log(&x->app->log, status == 404 ? PX_INFO : PX_WARNING, NULL, "rendezvous from %s refused with %d: %s",
+              rd2h_px_conn_peer(x->conn), status, why);
   rd2h_px_answer_error(x->conn, status, why);
 }
 

@@ -30,7 +30,7 @@ static const struct option {
   {"retry-delay", SECONDS, AT(retry_delay), "0.001", 0, 60, "pause before the second attempt; doubled each time"},
   {"config", TEXT, AT(config), "", 0, 0, "file of lines name = value; # begins a remark"},
   {"advertise", TEXT, AT(advertise), "", 0, 0, "host or host:port of this proxy as Decode engines reach it, if not --host"},
-  {"dispatch", TEXT, AT(dispatch), "auto", 0, 0, "prompt lists go to Prefill as one request (list), child by child (each), or (auto) as the engines can"},
+  {"dispatch", TEXT, AT(dispatch), "auto", 0, 0, "prompt lists go to Prefill whole (list), one by one (each), or as engines can (auto)"},
   {"rendezvous-token", SWITCH, AT(rendezvous_token), "true", 0, 0, "put a secret of each request into its rendezvous address"},
   {"api-key", TEXT, AT(api_key), "", 0, 0, "clients must send it as a bearer token (better set in the environment)"},
   {"tls-cert", TEXT, AT(tls_cert), "", 0, 0, "certificate chain (PEM): serve https"},
@@ -343,7 +343,8 @@ static bool check_all(struct reader *r) {
   struct px_options *o = r->o;
   for (size_t i = 0; i < sizeof WILDCARD / sizeof *WILDCARD; i++)
     if (strcmp(o->host, WILDCARD[i]) == 0) {
-      rd2h_px_printf(r->why, "--host \"%s\": no wildcard, since Decode engines are told this address; give one that they can reach", o->host);
+      rd2h_px_printf(r->why, "--host \"%s\": no wildcard, since Decode engines are told this address; give one that they can reach",
+                     o->host);
       return false;
     }
   const char *why = rd2h_px_check_host(o->host);

@@ -44,7 +44,7 @@ struct px_conn {
   struct bufferevent *bev;
   struct event *timer;
   enum conn_state state;
-  bool keep, chunked_answer, no_body, http10;
+  bool tls, keep, chunked_answer, no_body, http10;
   size_t scanned; /* of the head, without an end */
   char *head_text;
   struct px_head *head;
@@ -128,6 +128,19 @@ static void put(struct px_conn *c, struct px_span s) {
     bufferevent_write(c->bev, s.p, s.n);
 }
 
+/* Out at once: waiting for the loop would cost three system calls for each event of a stream. What the socket does not take waits for it. */
+static void flush(struct px_conn *c) {
+  struct evbuffer *out = bufferevent_get_output(c->bev);
+  if (!c->tls && !(bufferevent_get_enabled(c->bev) & EV_WRITE)) {
+    evbuffer_unfreeze(out, 1);
+    evbuffer_write(out, bufferevent_getfd(c->bev));
+    evbuffer_freeze(out, 1);
+  }
+  if (evbuffer_get_length(out))
+    bufferevent_enable(c->bev, EV_WRITE);
+  count(c);
+}
+
 static void put_head(struct px_conn *c, int status, struct px_span type, struct px_span headers, int64_t length) {
   struct evbuffer *out = bufferevent_get_output(c->bev);
   evbuffer_add_printf(out, "HTTP/1.1 %d %s\r\n", status, rd2h_px_reason(status));
@@ -172,6 +185,7 @@ void rd2h_px_conn_reply(struct px_conn *c, int status, struct px_span type, stru
   put_head(c, status, type, headers, (int64_t)body.n);
   if (!c->no_body)
     put(c, body);
+  flush(c);
   answered(c);
 }
 
@@ -190,13 +204,14 @@ void rd2h_px_conn_data(struct px_conn *c, struct px_span s) {
   put(c, s);
   if (c->chunked_answer)
     bufferevent_write(c->bev, "\r\n", 2);
-  count(c);
+  flush(c);
 }
 
 void rd2h_px_conn_end(struct px_conn *c) {
   if (c->chunked_answer)
     bufferevent_write(c->bev, "0\r\n\r\n", 5);
   c->chunked_answer = false;
+  flush(c);
   answered(c);
 }
 
@@ -292,6 +307,11 @@ static bool room_for(struct px_conn *c, uint64_t n) {
   return true;
 }
 
+static void go_on(struct px_conn *c) {
+  bufferevent_write(c->bev, "HTTP/1.1 100 Continue\r\n\r\n", 25);
+  flush(c);
+}
+
 static bool read_head(struct px_conn *c, struct evbuffer *in) {
   size_t n = head_length(c, in), limit = c->server->limits.max_head;
   if (n > limit || (!n && evbuffer_get_length(in) > limit)) {
@@ -303,7 +323,7 @@ static bool read_head(struct px_conn *c, struct evbuffer *in) {
   if (!room_for(c, c->head->length))
     return false;
   if (c->head->expect && (c->head->chunked || c->head->length))
-    bufferevent_write(c->bev, "HTTP/1.1 100 Continue\r\n\r\n", 25);
+    go_on(c);
   c->state = BODY;
   c->body_end = now_ms() + c->server->limits.body_total_ms;
   return true;
@@ -388,7 +408,8 @@ static void on_read(struct bufferevent *bev, void *arg) {
 
 static void on_write(struct bufferevent *bev, void *arg) {
   struct px_conn *c = arg;
-  (void)bev;
+  if (!c->tls && evbuffer_get_length(bufferevent_get_output(bev)) == 0)
+    bufferevent_disable(bev, EV_WRITE);
   count(c);
   if (c->state == CLOSING)
     close_when_sent(c);
@@ -486,7 +507,12 @@ static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct socka
   bufferevent_set_timeouts(bev, NULL, &send_limit);
   bufferevent_setwatermark(bev, EV_READ, 0, PIPELINE_BYTES);
   bufferevent_setwatermark(bev, EV_WRITE, 16 << 10, 0);
-  bufferevent_enable(bev, EV_READ | EV_WRITE);
+  c->tls = tls != NULL;
+  if (c->tls)
+    bufferevent_enable(bev, EV_WRITE);
+  else
+    bufferevent_disable(bev, EV_WRITE);
+  bufferevent_enable(bev, EV_READ);
   set_timer(c, s->limits.head_ms);
 }
 

@@ -264,7 +264,8 @@ static void check_end(struct world *w) {
 }
 
 static void test_histories(void **state) {
-  static void (*const happen[])(struct world *) = {new_request, post, post, post, answer_leg, answer_leg, answer_leg, answer_leg, pass_time};
+  static void (*const happen[])(struct world *) = {new_request, post,       post,       post,     answer_leg,
+                                                   answer_leg,  answer_leg, answer_leg, pass_time};
   static void (*const rarely[])(struct world *) = {hang_up, drop_waiter, remove_engine};
   struct world *w = malloc(sizeof *w);
   (void)state;

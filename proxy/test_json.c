@@ -26,8 +26,9 @@ static void edit(const char *in, const struct px_rule *rule, size_t n, const cha
 }
 
 static void test_accepts(void **state) {
-  static const char *const good[] = {"0", "-0", "1.5e+7", "-1E-3", "12345678901234567890123", "true", "null", "\"\"", "[]", "{}", " [ ] ",
-                                     "{\"a\":{\"b\":[1,{\"c\":null}]}}", "\"\\u00e9\\ud83d\\ude00\\/\\\"\"", "\"\xF0\x9F\x98\x80\"", "[1,2,3]\n",
+  static const char *const good[] = {"0", "-0", "1.5e+7", "-1E-3", "12345678901234567890123", "true", "null", "\"\"", "[]", "{}",
+                                     " [ ] ", "{\"a\":{\"b\":[1,{\"c\":null}]}}", "\"\\u00e9\\ud83d\\ude00\\/\\\"\"",
+                                    "\"\xF0\x9F\x98\x80\"", "[1,2,3]\n",
                                      "\"\\ud800\"", "{\"a\":1,\"a\":2}", "[[],[[]],{}]"};
   (void)state;
   for (size_t i = 0; i < sizeof good / sizeof *good; i++)
@@ -35,10 +36,15 @@ static void test_accepts(void **state) {
 }
 
 static void test_refuses(void **state) {
-  static const char *const bad[] = {"", " ", "01", "-", "+1", ".5", "1.", "1e", "1e+", "NaN", "Infinity", "tru", "nulll", "\"", "\"\\x\"",
-                                    "\"\\u12g4\"", "\"\\u12\"", "\"\n\"", "\"\xC0\x80\"", "\"\xED\xA0\x80\"", "\"\xF5\x80\x80\x80\"", "\"\xE2\x82\"",
-                                    "[", "]", "[1", "[1,", "[1,]", "[,1]", "[1 2]", "{", "{1:2}", "{\"a\"}", "{\"a\":}", "{\"a\":1,}", "{,}",
-                                    "{\"a\" 1}", "[1}", "{\"a\":1]", "1 2", "{}{}", "\xEF\xBB\xBF{}", "[1]x", "'a'", "{\"a\":1 \"b\":2}"};
+  static const char *const bad[] = {"", " ", "01", "-", "+1", ".5", "1.", "1e", "1e+", "NaN", "Infinity", "tru", "nulll",
+                                    "\"", "\"\\x\"",
+                                    "\"\\u12g4\"", "\"\\u12\"", "\"\n\"", "\"\xC0\x80\"", "\"\xED\xA0\x80\"",
+                                    "\"\xF5\x80\x80\x80\"",
+                                    "\"\xE2\x82\"",
+                                    "[", "]", "[1", "[1,", "[1,]", "[,1]", "[1 2]", "{", "{1:2}", "{\"a\"}", "{\"a\":}",
+                                    "{\"a\":1,}", "{,}",
+                                    "{\"a\" 1}", "[1}", "{\"a\":1]", "1 2", "{}{}", "\xEF\xBB\xBF{}", "[1]x", "'a'",
+                                    "{\"a\":1 \"b\":2}"};
   (void)state;
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
     if (check(bad[i], strlen(bad[i])))
@@ -141,10 +147,12 @@ static void test_prefill_body(void **state) {
   struct px_buf b = {0};
   (void)state;
   rd2h_px_body_prefill(PX_LIT("{\"prompt\":[\"a\",\"b\"],\"n\":2,\"stream\":true,\"stream_options\":{}}"), PX_LIT("{}"), 1, &b);
-  assert_true(px_equal(px_of(&b), PX_LIT("{\"prompt\":\"b\",\"n\":1,\"stream\":false,\"max_tokens\":1,\"min_tokens\":1,\"kv_transfer_params\":{}}")));
+  assert_true(px_equal(px_of(&b),
+                       PX_LIT("{\"prompt\":\"b\",\"n\":1,\"stream\":false,\"max_tokens\":1,\"min_tokens\":1,\"kv_transfer_params\":{}}")));
   rd2h_px_clear(&b);
   rd2h_px_body_prefill(PX_LIT("{\"prompt\":[5,6],\"n\":2}"), PX_LIT("{}"), 0, &b);
-  assert_true(px_equal(px_of(&b), PX_LIT("{\"prompt\":[5,6],\"n\":1,\"stream\":false,\"max_tokens\":1,\"min_tokens\":1,\"kv_transfer_params\":{}}")));
+  assert_true(px_equal(px_of(&b),
+                       PX_LIT("{\"prompt\":[5,6],\"n\":1,\"stream\":false,\"max_tokens\":1,\"min_tokens\":1,\"kv_transfer_params\":{}}")));
   rd2h_px_free(&b);
 }
 

@@ -197,8 +197,10 @@ class Bench:
                 raise AssertionError(f"left over: {left}, engines at work: {busy}\n{self.log.read_text()[-3000:]}")
             time.sleep(0.02)
 
-    def access_lines(self) -> list[dict]:
-        return [json.loads(line) for line in self.access.read_text().splitlines()]
+    def access_lines(self, n: int) -> list[dict]:
+        """The first n lines; an answer may be here before its line is."""
+        wait_for(lambda: len(self.access.read_text().splitlines()) >= n, what=f"line {n} of the access log")
+        return [json.loads(line) for line in self.access.read_text().splitlines()[:n]]
 
 
 def wait_for(condition, within: float = 3.0, what: str = "a condition") -> None:

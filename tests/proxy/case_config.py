@@ -33,7 +33,8 @@ def mistakes() -> None:
         (*h, "--decoder-hosts", "127.0.0.1", "127.0.0.1", "--decoder-ports", "9", "9"): "--decoder-hosts[1]",
         (*h, "--nope"): "--nope", ("stray",): "stray", (*h, "--port", "99999"): "--port", (*h, "--max-body", "1X"): "--max-body",
         (*h, "--retry-delay", "-1"): "--retry-delay", (*h, "--dispatch", "some"): "--dispatch", (*h, "--max-retries"): "--max-retries",
-        (*h, "--config", "/nonexistent"): "--config", (*h, "--tls-cert", "x"): "--tls-key", (*h, "--access-log", "/nonexistent/x"): "--access-log",
+        (*h, "--config", "/nonexistent"): "--config", (*h, "--tls-cert", "x"): "--tls-key",
+        (*h, "--access-log", "/nonexistent/x"): "--access-log",
         (*h, "--engine-tls", "perhaps"): "--engine-tls", (*h, "--advertise-x=1"): "--advertise-x",
     }
     for argv, word in wrong.items():
@@ -162,5 +163,5 @@ def rotation() -> None:
         b.process.send_signal(signal.SIGHUP)
         wait_for(b.access.exists, what="the new log")
         b.complete("d=400", headers={"X-Request-Id": "a\\u0022b"})
-        line = b.access_lines()[0]
+        line = b.access_lines(1)[0]
         equal((line["status"], line["peer"], line["path"], line["client_id"]), (400, "127.0.0.1", "/v1/completions", "a\\u0022b"))

@@ -175,7 +175,8 @@ def prefill_body() -> None:
         equal(a.status, 200)
         d, p = b.d[0].seen[0].body, b.p[0].seen[0].body
         equal({**d, "kv_transfer_params": 0}, {"model": "one", "prompt": "hello", "stream": True, **more, "kv_transfer_params": 0})
-        equal({k: v for k, v in d["kv_transfer_params"].items() if k != "metaserver"}, {"do_remote_decode": False, "do_remote_prefill": True})
+        rest = {k: v for k, v in d["kv_transfer_params"].items() if k != "metaserver"}
+        equal(rest, {"do_remote_decode": False, "do_remote_prefill": True})
         want = {"model": "one", "prompt": "hello", **more, "stream": False, "max_tokens": 1, "min_tokens": 1, "max_completion_tokens": 1}
         del want["stream_options"]
         equal({**p, "kv_transfer_params": 0}, {**want, "kv_transfer_params": 0})
