@@ -15,7 +15,7 @@ rm -f dist/stamp dist/rd2h-*.whl
 printf 'wheel: building\n'
 # The build folder stays, so that the next time compiles only what changed.
 PATH=$PWD/.venv/bin:$PATH .venv/bin/pip wheel --quiet --no-deps --no-build-isolation --disable-pip-version-check \
-  -C build-dir=build-wheel -w dist . >dist/wheel.log 2>&1 || { cat dist/wheel.log; exit 1; }
+  --config-settings=build-dir=build-wheel -w dist . >dist/wheel.log 2>&1 || { cat dist/wheel.log; exit 1; }
 rm -f dist/wheel.log
 printf '%s\n' "$key" >dist/stamp
 printf 'wheel: %s\n' dist/rd2h-*.whl
