@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Engine tcp beside bare sockets with as many streams, between two processes of one host, alternating in one run. The bare reader
- * sends each stream's offsets and lengths and scatters by readv as bytes come; the bare server has a thread a stream and sends by
- * writev. docs/decisions/0008-tcp.md has its figures and how to build it. Usage: tcp_raw [ROUNDS [STREAMS]] */
+ * sends each stream's offsets and lengths and scatters by readv as bytes come; the bare server sends by writev. Each side has one
+ * thread, as the engine. docs/decisions/0008-tcp.md has its figures and how to build it. Usage: tcp_raw [ROUNDS [STREAMS]] */
 #include "engine/engine.h"
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -80,20 +79,37 @@ static void moved(struct part *p, uint64_t n) {
   p->off = n;
 }
 
-static void *serve(void *arg) {
-  struct part *p = arg;
+static bool take_request(struct part *p) {
+  if (!all(p->fd, &p->n, 8, false) || !all(p->fd, p->src, p->n * 8, false) || !all(p->fd, p->len, p->n * 8, false))
+    return false;
+  for (uint64_t i = 0; i < p->n; i++)
+    p->at[i] = memory + p->src[i];
+  p->i = p->off = 0;
+  return true;
+}
+
+/* One thread for all streams, as the engine has: on a busy machine a second one would get a second share of the processors. */
+static void serve(void) {
+  struct pollfd fd[MAX_STREAMS];
   struct iovec v[IOVECS];
-  while (all(p->fd, &p->n, 8, false) && all(p->fd, p->src, p->n * 8, false) && all(p->fd, p->len, p->n * 8, false)) {
-    for (uint64_t i = 0; i < p->n; i++)
-      p->at[i] = memory + p->src[i];
-    for (p->i = p->off = 0; p->i < p->n;) {
+  for (;;) {
+    for (uint32_t s = 0; s < streams; s++)
+      fd[s] = (struct pollfd){.fd = part[s].fd, .events = part[s].i < part[s].n ? POLLOUT : POLLIN};
+    check(poll(fd, streams, -1) > 0, "poll");
+    for (uint32_t s = 0; s < streams; s++) {
+      struct part *p = &part[s];
+      if (!fd[s].revents)
+        continue;
+      if (p->i == p->n) {
+        if (!take_request(p))
+          return;
+        continue;
+      }
       ssize_t n = writev(p->fd, v, next_iovecs(p, v));
-      if (n <= 0)
-        return NULL;
-      moved(p, (uint64_t)n);
+      if (n > 0)
+        moved(p, (uint64_t)n);
     }
   }
-  return NULL;
 }
 
 static uint64_t word(uint64_t i) {
@@ -103,7 +119,6 @@ static uint64_t word(uint64_t i) {
 static void source(int control, int listener) {
   struct rd2h_engine_opts o = {.size = sizeof o, .prefill = true};
   struct rd2h_buf conn = {0};
-  pthread_t thread;
   rd2h_eng *e;
   uint32_t region;
   prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -117,11 +132,10 @@ static void source(int control, int listener) {
   all(control, conn.p, conn.len, true);
   for (uint32_t i = 0; i < streams; i++) {
     int one = 1;
-    part[i].fd = accept(listener, NULL, NULL);
+    part[i].fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK);
     setsockopt(part[i].fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    check(!pthread_create(&thread, NULL, serve, &part[i]), "thread");
   }
-  pthread_join(thread, NULL);
+  serve();
   _exit(0);
 }
 
