@@ -166,35 +166,46 @@ def read_table(rows: list[dict], pattern: str) -> str:
                  [[w, *(cell(w, s) for s in sizes)] for w in WAYS if any((w, s) in value for s in sizes)])
 
 
+INTRO = """`make bench` measures everything on this page and writes it. What follows was taken on a virtual machine with {cpus} CPUs
+({cpu}, Linux {kernel}), one process beside another, {rounds} rounds in which all take turns. **The machine was not quiet**: load
+averages before and after were {load} and {load_after}. Ratios within a row compare; absolute figures, and rows of different tables,
+do not. Where a busy machine hurts most, the best of all samples stands beside the median."""
+CONTROL = """One layer message to a Decode rank with a no-op engine: 61 layers, K, V, LIC8 indexer and scale. CPU is that of the whole
+Decode process, by message, over a driver's mix of lockstep and pipelined messages; the Decode rank has one CPU, the driver another.
+`times`: what the reference takes of ours, median of the rounds' own ratios."""
+PAIR = """From Prefill's call that a layer of 32 blocks is ready until it knows that they were read; no-op engine, lockstep."""
+MOVING = """Out of one process's memory into another's on the same host, 8 MiB or 4096 blocks a message. The dashed lines are what each
+engine is built on, done bare: no protocol, no checks, no cancellation."""
+AGAIN = """`make bench` takes about half an hour on a quiet machine; `make bench BENCH="--small --rounds 3"` takes minutes. The parts by
+themselves: `rd2h bench plan`, `decode`, `pair` and `read`, each with `--help` and `--json`. Why the figures are as they are:
+[performance](performance.md)."""
+
+
+def pair_table(p: dict) -> str:
+    rows = [["rd2h Prefill and Decode", f"{p['pair_us']:.0f}", f"{p['times_bare']:.2f}"],
+            ["bare DEALER and ROUTER, as many bytes", f"{p['bare_us']:.0f}", "1.00"]]
+    if "reference_us" in p:
+        rows.append(["reference Prefill and Decode", f"{p['reference_us']:.0f}", f"{p['reference_us'] / p['bare_us']:.2f}"])
+    return table(["pair", "µs", "times bare"], rows)
+
+
 def page(b: dict) -> str:
     m = b["machine"]
-    parts = ["# Benchmarks", f"""`make bench` measures everything on this page and writes it. What follows was taken on a virtual machine with {m['cpus']} CPUs
-({m['cpu']}, Linux {m['kernel']}), one process beside another, {b['rounds']} rounds in which all take turns. **The machine was not quiet**: load
-averages before and after were {', '.join(map(str, m['load']))} and {', '.join(map(str, m['load_after']))}. Ratios of one row compare, absolute figures and
-rows of different tables do not. Where a busy machine hurts most, the best of all samples stands beside the median."""]
+    loads = {k: ", ".join(map(str, m[k])) for k in ("load", "load_after")}
+    parts = ["# Benchmarks", INTRO.format(**{**m, **loads}, rounds=b["rounds"])]
     if b.get("control"):
-        parts += ["## Control path", """One layer message to a Decode rank with a no-op engine: 61 layers, K, V, LIC8 indexer and scale. CPU is that of the whole Decode
-process, by message, over a driver's mix of lockstep and pipelined messages; the Decode rank has one CPU, the driver another. `times`: what
-the reference takes of ours, median of the rounds' own ratios.""", control_table(b["control"]),
-                  "![CPU time of a message](img/message-cost.svg)", "![CPU time of a block as requests grow](img/growth.svg)"]
+        parts += ["## Control path", CONTROL, control_table(b["control"]), "![CPU time of a message](img/message-cost.svg)",
+                  "![CPU time of a block as requests grow](img/growth.svg)"]
     if b.get("pair"):
-        p = b["pair"]
-        rows = [["rd2h Prefill and Decode", f"{p['pair_us']:.0f}", f"{p['times_bare']:.2f}"],
-                ["bare DEALER and ROUTER, as many bytes", f"{p['bare_us']:.0f}", "1.00"]]
-        if "reference_us" in p:
-            rows.append(["reference Prefill and Decode", f"{p['reference_us']:.0f}", f"{p['reference_us'] / p['bare_us']:.2f}"])
-        parts += ["## A layer's round trip", "From Prefill's call that a layer of 32 blocks is ready until it knows that they were read, engine no-op, lockstep.",
-                  table(["pair", "µs", "times bare"], rows)]
+        parts += ["## A layer's round trip", PAIR, pair_table(b["pair"])]
     if b.get("read"):
-        parts += ["## Moving bytes", """Out of one process's memory into another's on the same host, 8 MiB or 4096 blocks a message. The dashed lines are what each engine is
-built on, done bare: no protocol, no checks, no cancellation.""", "![Bandwidth against block size](img/bandwidth.svg)", "![All ways at one block size](img/peers.svg)",
-                  "### Scattered", read_table(b["read"], "scatter"), "### Contiguous", read_table(b["read"], "contig")]
+        parts += ["## Moving bytes", MOVING, "![Bandwidth against block size](img/bandwidth.svg)",
+                  "![All ways at one block size](img/peers.svg)", "### Scattered", read_table(b["read"], "scatter"), "### Contiguous",
+                  read_table(b["read"], "contig")]
     left_out = "".join(f"\n- {name}: {why}" for name, why in b.get("skipped", {}).items())
     if left_out:
-        parts += ["## Left out", "What could not be measured this time:" + left_out]
-    parts += ["## Again", """`make bench` takes about half an hour on a quiet machine; `make bench BENCH="--small --rounds 3"` takes minutes. The parts by themselves:
-`rd2h bench plan`, `decode`, `pair` and `read`, each with `--help` and `--json`. Why the figures are as they are: [performance](performance.md)."""]
-    return "\n\n".join(parts) + "\n"
+        parts += ["## Left out", "What could not be measured this time:\n" + left_out]
+    return "\n\n".join([*parts, "## Again", AGAIN]) + "\n"
 
 
 def main() -> None:

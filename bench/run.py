@@ -24,8 +24,12 @@ VENV = FOLDER / "venv/bin/python"
 REFERENCE = "0.29.0rc1"
 SIZES = [(1, 32), (1, 256), (1, 1024), (16, 256), (64, 256), (256, 256), (256, 1024)]
 BLOCKS = [256, 4096, 16384, 65536, 131072, 1048576, 16777216]
-PACKAGES = {"drivers and plots": ["pyzmq", "msgspec", "numpy", "matplotlib"], "UCX": ["libucx-cu12"], "NIXL": ["--no-deps", "nixl-cu12"],  # what it wants for tensors is gigabytes and is not used
-            "Mooncake": ["mooncake-transfer-engine-non-cuda"]}
+PACKAGES = {
+    "drivers and plots": ["pyzmq", "msgspec", "numpy", "matplotlib"],
+    "UCX": ["libucx-cu12"],
+    "NIXL": ["--no-deps", "nixl-cu12"],  # what it wants for tensors is gigabytes and is not used
+    "Mooncake": ["mooncake-transfer-engine-non-cuda"],
+}
 skipped: dict[str, str] = {}
 
 
@@ -170,8 +174,7 @@ def pair(have: dict, rd2h: Path, rounds: int) -> dict:
                 rank.stop()
         row = attempt("reference pair", reference)
         rows["reference"] += [row] if row else []
-    out = {"pair_us": statistics.median(r["pair_us"] for r in rows["rd2h"]), "bare_us": statistics.median(r["bare_us"] for r in rows["rd2h"]),
-           "times_bare": statistics.median(r["times_bare"] for r in rows["rd2h"]), "message_bytes": rows["rd2h"][0]["message_bytes"]}
+    out = medians([{k: float(v) for k, v in r.items() if not isinstance(v, str)} for r in rows["rd2h"]])
     if rows["reference"]:
         out["reference_us"] = statistics.median(r["pair_us"] for r in rows["reference"])
         out["reference_times"] = statistics.median(a["pair_us"] / b["pair_us"] for a, b in zip(rows["reference"], rows["rd2h"]))
@@ -202,8 +205,8 @@ def read(have: dict, rd2h: Path, rounds: int, small: bool) -> list[dict]:
 
 
 def machine() -> dict:
-    model = next((line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")),
-                 platform.machine())
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
     return {"cpu": model, "cpus": len(os.sched_getaffinity(0)), "kernel": platform.release().split("-")[0],
             "load": [round(x, 1) for x in os.getloadavg()]}
 

@@ -28,6 +28,7 @@ struct peer {
 };
 struct result {
   double ours[BENCH_RUNS_MAX], bare[BENCH_RUNS_MAX], ratio[BENCH_RUNS_MAX]; /* of each run: median round trip, ns */
+  double cpu[BENCH_RUNS_MAX]; /* ns of CPU that the Prefill side takes for one round trip */
   double message_bytes;
 };
 
@@ -145,7 +146,9 @@ static int measure(struct bench_source *x, void *dealer, const struct options *o
   rd2h_prefill_stats(x->rank, &st);
   r->message_bytes = st.batches ? (double)st.bytes_sent / (double)st.batches : 0;
   for (uint64_t i = 0; i < o->runs && !rc; i++) {
+    uint64_t cpu = bench_cpu();
     rc = run_ours(x, (uint32_t)i, trip);
+    r->cpu[i] = (double)(bench_cpu() - cpu) / n;
     r->ours[i] = bench_median(trip, n);
     if (!rc && !run_bare(dealer, (size_t)r->message_bytes, n, trip)) {
       snprintf(x->err.text, sizeof x->err.text, "the bare pair fails: %s", zmq_strerror(zmq_errno()));
@@ -160,12 +163,12 @@ static int measure(struct bench_source *x, void *dealer, const struct options *o
 /* ---- the words around it ---- */
 static void print_result(const struct options *o, struct result *r) {
   double ours = bench_median(r->ours, o->runs) / 1e3, bare = bench_median(r->bare, o->runs) / 1e3;
-  double ratio = bench_median(r->ratio, o->runs);
+  double ratio = bench_median(r->ratio, o->runs), cpu = bench_median(r->cpu, o->runs) / 1e3;
   unsigned long long blocks = o->blocks, trips = o->steps * BENCH_LAYERS, runs = o->runs;
   if (o->json) {
     printf("{\"bench\":\"pair\",\"version\":\"%s\",\"blocks\":%llu,\"trips\":%llu,\"runs\":%llu,\"message_bytes\":%.0f,"
-           "\"pair_us\":%.2f,\"bare_us\":%.2f,\"times_bare\":%.4f}\n", rd2h_version(), blocks, trips, runs, r->message_bytes, ours,
-           bare, ratio);
+           "\"pair_us\":%.2f,\"bare_us\":%.2f,\"times_bare\":%.4f,\"prefill_cpu_us\":%.2f}\n", rd2h_version(), blocks, trips, runs,
+           r->message_bytes, ours, bare, ratio, cpu);
     return;
   }
   static const char *const headers[] = {"<pair", "bytes", "us/round trip", "times bare", NULL};
@@ -185,6 +188,7 @@ static void print_result(const struct options *o, struct result *r) {
   table_cell(&t, "%.2f", 1.0);
   table_row_end(&t);
   table_end(&t);
+  printf("\n%sPrefill's whole process takes %.1f us of CPU for a round trip.%s\n", color_dim(), cpu, color_off());
 }
 
 static void usage(void) {
