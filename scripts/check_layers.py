@@ -33,7 +33,7 @@ PURE = {"wire", "layout", "plan", "scheduler", "protocol"}
 PURE_SYSTEM = "assert ctype errno inttypes limits stdarg stdbool stddef stdint stdio stdlib string"
 # Library header -> rooms (or top folders) that may use it.
 LIBRARIES = {
-    "zmq.h": "worker",
+    "zmq.h": "worker cli", # cli: the bare pair that bench pair measures beside
     "curl/curl.h": "rendezvous",
     "jansson.h": "scheduler rendezvous connector cli",
     "pthread.h": "base engine rendezvous worker connector cli examples",
