@@ -86,7 +86,7 @@ class Proxy:
 
     def measure(self, name: str, clients: int, requests: int) -> dict[str, float]:
         body = json.dumps({**LOADS[name], "prompt": "x" * 200, "max_tokens": 64 if "events" in name else 1}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
         raw = head.encode() + body
         before = self.cpu()
         times, failed = asyncio.run(load(self.port, raw, clients, requests))
@@ -122,8 +122,8 @@ def main() -> int:
     engines.start()
     p, d = ours.recv()
     port, rows = free_port(), []
-    proxies = {"": start([a.proxy, "--host", "127.0.0.1", "--port", str(port), "--prefiller-hosts", "127.0.0.1", "--prefiller-ports", str(p),
-                          "--decoder-hosts", "127.0.0.1", "--decoder-ports", str(d), "--access-log", os.devnull], port)}
+    proxies = {"": start([a.proxy, "--host", "127.0.0.1", "--port", str(port), "--prefiller-hosts", "127.0.0.1", "--prefiller-ports",
+                          str(p), "--decoder-hosts", "127.0.0.1", "--decoder-ports", str(d), "--access-log", os.devnull], port)}
     if a.reference:
         port = free_port()
         proxies["reference_"] = start(["/bin/sh", "-c", "exec " + a.reference.format(port=port, prefill=p, decode=d)], port)

@@ -128,7 +128,7 @@ static void put(struct px_conn *c, struct px_span s) {
     bufferevent_write(c->bev, s.p, s.n);
 }
 
-/* Out at once: waiting for the loop would cost three system calls for each event of a stream. What the socket does not take waits for it. */
+/* Out at once: waiting for the loop would cost three system calls for each event of a stream. What the socket does not take waits. */
 static void flush(struct px_conn *c) {
   struct evbuffer *out = bufferevent_get_output(c->bev);
   if (!c->tls && !(bufferevent_get_enabled(c->bev) & EV_WRITE)) {
