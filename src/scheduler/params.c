@@ -166,7 +166,14 @@ static int read_send(const json_t *o, struct rd2h_send_params *p, struct rd2h_er
     rc = read_extension(o, p, inc, err);
   if (rc)
     return rc;
+  /* One child of a prompt list that comes alone has another id here than on Decode. */
+  const char *ext_id = NULL;
+  rc = p->has_attempt ? get_str(o, "request_id", 1, RD2H_STEP_MAX_ID, &ext_id, err) : RD2H_OK;
+  if (rc)
+    return rc;
   p->has_dspark = field(o, "dspark_context_generation") != NULL;
+  if (ext_id && !(p->ext_id = rd2h_strdup(ext_id)))
+    return rd2h_nomem(err, "a request's id on Decode");
   return own_strings(p, host, engine ? engine : "", inc, err);
 }
 
@@ -209,6 +216,7 @@ int rd2h_send_params_read(const char *json, struct rd2h_str ext_id, struct rd2h_
 void rd2h_send_params_free(struct rd2h_send_params *p) {
   rd2h_free(p->host);
   rd2h_free(p->engine_id);
+  rd2h_free(p->ext_id);
   *p = (struct rd2h_send_params){0};
 }
 

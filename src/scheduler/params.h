@@ -11,6 +11,7 @@
 struct rd2h_send_params {
   bool wanted; /* do_remote_decode; all else is unset without it */
   char *host, *engine_id; /* owned; engine_id with "/<incarnation>" appended where it is known */
+  char *ext_id; /* owned; the id that Decode knows the request by where it says so, else NULL: Prefill's own external id */
   uint32_t base_port, d_tp; /* d_tp 0: not said */
   uint32_t cached_tokens;   /* Decode holds these already */
   bool has_attempt, has_dspark;

@@ -289,9 +289,14 @@ static struct rd2h_str str_of(const char *s) {
   return (struct rd2h_str){s, (uint32_t)strlen(s)};
 }
 
+/* The id that Decode knows. */
+static struct rd2h_str ext_of(const struct request *r) {
+  return r->to.ext_id ? str_of(r->to.ext_id) : (struct rd2h_str){r->id, r->ext_len};
+}
+
 static void fill_send(const struct request *r, struct rd2h_step_send *o) {
   const struct chunk *c = &r->chunk;
-  *o = (struct rd2h_step_send){.id = id_of(r), .ext_id = {r->id, r->ext_len}, .host = str_of(r->to.host),
+  *o = (struct rd2h_step_send){.id = id_of(r), .ext_id = ext_of(r), .host = str_of(r->to.host),
                                .base_port = r->to.base_port, .d_tp = r->to.d_tp, .engine_id = str_of(r->to.engine_id),
                                .has_attempt = r->to.has_attempt, .has_dspark = r->to.has_dspark, .last = c->last,
                                .n_main = c->count[RD2H_PART_MAIN], .n_indexer = c->count[RD2H_PART_INDEXER],

@@ -88,6 +88,20 @@ static void test_what_a_send_carries(void **state) {
   half_close(&h);
 }
 
+/* One child of a list that comes alone has an id of its own here; Decode hears of it under the id that it posted. */
+static void test_id_on_decode(void **state) {
+  struct half h;
+  (void)state;
+  half_open(&h);
+  assert_int_equal(rd2h_prefill_scheduler_alloc(h.s, ID, "{" ENDPOINT ",\"request_id\":\"cmpl-b-7\",\"rd2h\":{\"v\":1,\"attempt\":\""
+                                                HEX_A "\",\"inc\":\"" HEX_B "\"}}", 70, TABLE(IDS(1, 2, 3, 4, 5), IDS(7, 8, 9)),
+                                                NULL), 1);
+  step(&h, ID, 0, 70, NULL);
+  assert_str(h.v.send->id, ID);
+  assert_str(h.v.send->ext_id, "cmpl-b-7");
+  half_close(&h);
+}
+
 static void test_plain_rendezvous(void **state) {
   struct half h;
   (void)state;
@@ -451,7 +465,7 @@ static void test_failing_memory(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_what_a_send_carries), cmocka_unit_test(test_plain_rendezvous),
+    cmocka_unit_test(test_what_a_send_carries), cmocka_unit_test(test_id_on_decode), cmocka_unit_test(test_plain_rendezvous),
     cmocka_unit_test(test_preempted_prefill_goes_on), cmocka_unit_test(test_resumed_by_the_step),
     cmocka_unit_test(test_complete_and_rerun), cmocka_unit_test(test_preempted_before_anything_was_published),
     cmocka_unit_test(test_finish_holds_what_was_published), cmocka_unit_test(test_all_cached_on_decode),
