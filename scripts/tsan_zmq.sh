@@ -18,7 +18,8 @@ fetch_source() {
   for f in /etc/apt/sources.list.d/*.sources; do
     if grep -qi debian "$f" 2>/dev/null; then sed -E 's/^Types:.*/Types: deb-src/' "$f" >"apt/sources/${f##*/}"; fi
   done
-  for f in /etc/apt/sources.list /etc/apt/sources.list.d/*.list; do
+  # One form is enough: the same source named in both is an error.
+  compgen -G 'apt/sources/*' >/dev/null || for f in /etc/apt/sources.list /etc/apt/sources.list.d/*.list; do
     if grep -qi debian "$f" 2>/dev/null; then sed -nE 's/^deb /deb-src /p' "$f" >"apt/sources/${f##*/}.list"; fi
   done
   local opts=(-qq -o Dir::Etc::SourceList=/dev/null -o Dir::Etc::SourceParts="$PWD/apt/sources"
