@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import random
 import re
-import socket
 import threading
 import time
 import uuid
@@ -21,6 +20,7 @@ from typing import Any
 import driver
 from metaserver import Metaserver, Plan
 from models import WORDS, Model
+from ports import free_port
 
 HERE = Path(__file__).resolve().parent
 TOKENS = 24  # generated for each prompt, greedily
@@ -129,12 +129,6 @@ class Engine:
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def prompt(seed: str, length: int) -> list[int]:

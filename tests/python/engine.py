@@ -10,7 +10,6 @@ import copy
 import functools
 import json
 import queue
-import socket
 import tempfile
 import time
 import zlib
@@ -24,6 +23,7 @@ from unittest import mock
 import torch
 
 from metaserver import Metaserver, Plan
+from ports import free_port
 from rd2h import _vllm_worker
 from rd2h import vllm as rd2h_vllm
 from vllm import EngineArgs, SamplingParams
@@ -80,19 +80,13 @@ def _base_config():
     ).create_engine_config()
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 def config(kv_role: str = "kv_consumer", extra: dict | None = None, **transfer: Any):
     """A VllmConfig with our connector; the base is shared, the parts that tests change are copies."""
     c = copy.copy(_base_config())
     c.scheduler_config, c.parallel_config, c.cache_config = map(
         copy.copy, (c.scheduler_config, c.parallel_config, c.cache_config)
     )
-    transfer.setdefault("kv_port", free_port())
+    transfer.setdefault("kv_port", free_port(2))
     c.kv_transfer_config = KVTransferConfig(
         kv_connector=rd2h_vllm.NAME,
         kv_connector_module_path="rd2h.vllm",
