@@ -156,7 +156,6 @@ SUITES = [
           [build("asan"), meson_test("build-asan", "--no-suite", "sim", "-t", "3")], count_meson, MESON_LOG.format("build-asan")),
     Suite("tsan", "ThreadSanitizer", [build("tsan"), [*tsan_prefix(), *meson_test("build-tsan", "--no-suite", "sim", "-t", "5")]],
           count_meson, MESON_LOG.format("build-tsan"), env={"TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1"}),
-    Suite("proxy", "rd2h-proxy between scripted engines", [build("release"), [PYTHON, "tests/proxy/run.py"]], count_tap),
     Suite("fuzz", f"{FUZZ_SECONDS} s a target", [build("fuzz"), [PYTHON, "scripts/fuzz.py", FUZZ_SECONDS]], count_tap,
           limit=900 + 30 * int(FUZZ_SECONDS)),
     Suite("python", "the vLLM adapters against vLLM's own scheduler",
