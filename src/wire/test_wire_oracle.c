@@ -7,7 +7,11 @@
 #include <stdarg.h>
 #include <cmocka.h>
 
+#if defined(__SANITIZE_THREAD__)
+#define ROUNDS 40 /* there is one thread here: ThreadSanitizer only makes it slow */
+#else
 #define ROUNDS 200
+#endif
 typedef msgpack_object object;
 static struct gen g;
 static struct rd2h_buf buf;
