@@ -9,6 +9,7 @@ decode and prefill need REFERENCE_SRC (scripts/setup_reference.sh) and torch.
 """
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -151,6 +152,8 @@ def decode(port: int, requests: int, blocks: int, pattern: str) -> None:
     thread = read_thread.MembPullReadThread(tp_rank=0, side_channel_port=port, engine=backend(engine, 0), state=state)
     thread.start()
     thread.ready_event.wait(60)
+    gc.collect()
+    gc.freeze()  # what was imported is not looked through again and again
     print("ready", flush=True)
     for line in sys.stdin:
         if line.strip() != "stat":

@@ -72,7 +72,7 @@ def plot_bandwidth(rows: list[dict]) -> None:
     ticks(axes[0].yaxis, [v for v in (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30) if low / 2 < v < high * 2], lambda v, _: f"{v:g}")
     axes[0].set_ylabel("GB/s, best of all samples")
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=4, bbox_to_anchor=(0.5, -0.17), fontsize=9.5)
+    figure.legend(handles, labels, loc="lower center", ncols=4, bbox_to_anchor=(0.5, -0.22), fontsize=9.5)
     save(figure, "bandwidth")
 
 
@@ -134,7 +134,7 @@ def plot_peers(rows: list[dict], block: int) -> None:
     ax.tick_params(axis="y", colors=INK, length=0)
     ax.grid(axis="y", visible=False)
     ax.spines["left"].set_visible(False)
-    ax.set_title(f"Scattered blocks of {size_text(block)}, GB/s (blue, green, violet: rd2h; grey: bare)")
+    ax.set_title(f"Scattered blocks of {size_text(block)}, GB/s")
     save(figure, "peers")
 
 

@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -23,6 +24,7 @@ FOLDER = ROOT / "build-bench"
 VENV = FOLDER / "venv/bin/python"
 REFERENCE = "0.29.0rc1"
 SIZES = [(1, 32), (1, 256), (1, 1024), (16, 256), (64, 256), (256, 256), (256, 1024)]
+SMALL = [((1, 32), "scatter"), ((1, 256), "scatter"), ((16, 256), "scatter"), ((64, 256), "scatter"), ((64, 256), "contig")]
 BLOCKS = [256, 4096, 16384, 65536, 131072, 1048576, 16777216]
 PACKAGES = {
     "drivers and plots": ["pyzmq", "msgspec", "numpy", "matplotlib"],
@@ -40,8 +42,8 @@ def say(text: str) -> None:
 def run(args, seconds=600, **env) -> str:
     done = subprocess.run([str(a) for a in args], capture_output=True, text=True, timeout=seconds, env={**os.environ, **env}, cwd=ROOT)
     if done.returncode:
-        lines = (done.stderr.strip() or done.stdout.strip() or f"status {done.returncode}").splitlines()
-        raise RuntimeError(lines[-1][:200])
+        lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip() and not re.match(r"[IWE]\d{4} ", line)]
+        raise RuntimeError(lines[-1][:200] if lines else f"it ended with status {done.returncode}")
     return done.stdout
 
 
@@ -143,7 +145,8 @@ def control(have: dict, rd2h: Path, rounds: int, small: bool) -> list[dict]:
     if have.get("reference"):
         ranks["reference"] = ([have["reference"]["python"], "bench/control.py", "decode"], have["reference"]["env"])
     out = []
-    for size, pattern in [(s, p) for s in (SIZES[:5] if small else SIZES) for p in ("scatter", "contig")]:
+    cases = SMALL if small else [(s, p) for s in SIZES for p in ("scatter", "contig")]
+    for size, pattern in cases:
         say(f"control path, {size[0]} x {size[1]} {pattern}")
         rows: dict = {w: [] for w in ranks}
         for _ in range(rounds):
@@ -182,25 +185,32 @@ def pair(have: dict, rd2h: Path, rounds: int) -> dict:
 
 
 # ---- moving bytes ----
+def read_ways(have: dict, rd2h: Path) -> dict:
+    """Name, program, environment; a program prints rows when block size and pattern are given."""
+    ways = {"rd2h": lambda block, pattern: json.loads(run([rd2h, "bench", "read", "--json", "--runs", 1, "--block", block, "--pattern",
+                                                           pattern]))["rows"]}
+    peers = {"UCX, cma": ("UCX", [have.get("UCX")], {"UCX_TLS": "posix,cma", "UCX_LOG_LEVEL": "error"}),
+             "UCX, tcp": ("UCX", [have.get("UCX")], {"UCX_TLS": "tcp", "UCX_LOG_LEVEL": "error"}),
+             "NIXL": ("NIXL", [VENV, "bench/peers/nixl_read.py"], {}),
+             "Mooncake, tcp": ("Mooncake", [VENV, "bench/peers/mooncake_read.py"], {})}
+    for name, (needs, program, env) in peers.items():
+        if have.get(needs):
+            ways[name] = lambda block, pattern, n=name, p=program, e=env: [
+                {"way": n, **json.loads(run([*p, 1, pattern, block], seconds=120, **e).splitlines()[-1])}]
+    return ways
+
+
 def read(have: dict, rd2h: Path, rounds: int, small: bool) -> list[dict]:
-    peers = {}
-    if have.get("UCX"):
-        peers["UCX, cma"] = ([have["UCX"]], {"UCX_TLS": "posix,cma", "UCX_LOG_LEVEL": "error"})
-        peers["UCX, tcp"] = ([have["UCX"]], {"UCX_TLS": "tcp", "UCX_LOG_LEVEL": "error"})
-    if have.get("NIXL"):
-        peers["NIXL"] = ([VENV, "bench/peers/nixl_read.py"], {})
-    if have.get("Mooncake"):
-        peers["Mooncake, tcp"] = ([VENV, "bench/peers/mooncake_read.py"], {})
-    out = []
-    for pattern in ("scatter", "contig"):
-        for block in (BLOCKS[:6:2] if small else BLOCKS):
-            say(f"reads of {block} bytes, {pattern}")
-            found = json.loads(run([rd2h, "bench", "read", "--json", "--block", block, "--pattern", pattern, "--runs", rounds]))
-            out += found["rows"]
-            for name, (program, env) in peers.items():
-                got = attempt(f"{name} at {block} bytes, {pattern}",
-                              lambda p=program, e=env: json.loads(run([*p, rounds, pattern, block], seconds=120, **e).splitlines()[-1]))
-                out += [{"way": name, **got}] if got else []
+    ways, out = read_ways(have, rd2h), []
+    for pattern, block in [(p, b) for p in ("scatter", "contig") for b in (BLOCKS[:5:2] if small else BLOCKS)]:
+        say(f"reads of {block} bytes, {pattern}")
+        rows: dict = {}
+        for _ in range(rounds):
+            for name, way in ways.items():
+                key = f"{name} at {block} bytes, {pattern}"
+                for row in (attempt(key, lambda w=way: w(block, pattern)) if key not in skipped else None) or []:
+                    rows.setdefault(row["way"], []).append(row)
+        out += [{**medians(got), "best_gb_s": max(r["best_gb_s"] for r in got)} for got in rows.values()]
     return out
 
 
@@ -209,6 +219,18 @@ def machine() -> dict:
     model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
     return {"cpu": model, "cpus": len(os.sched_getaffinity(0)), "kernel": platform.release().split("-")[0],
             "load": [round(x, 1) for x in os.getloadavg()]}
+
+
+def measure(a, have: dict, result: dict, path: Path) -> None:
+    begin = machine()
+    parts = {"control": lambda: control(have, a.rd2h, a.rounds, a.small), "pair": lambda: pair(have, a.rd2h, a.rounds),
+             "plan": lambda: json.loads(run([a.rd2h, "bench", "plan", "--json"])),
+             "read": lambda: read(have, a.rd2h, a.rounds, a.small)}
+    for part in a.only.split(","):
+        result[part] = parts[part]()
+        result.update(rounds=a.rounds, skipped=skipped, date=time.strftime("%Y-%m-%d"),
+                      machine={**begin, "load_after": machine()["load"]})
+        path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def main() -> None:
@@ -225,20 +247,7 @@ def main() -> None:
     path.parent.mkdir(exist_ok=True)
     have = setup(not a.no_peers and not a.page_only)
     if not a.page_only:
-        begin, parts = machine(), a.only.split(",")
-        result["rounds"] = a.rounds
-        if "control" in parts:
-            result["control"] = control(have, a.rd2h, a.rounds, a.small)
-        if "pair" in parts:
-            result["pair"] = pair(have, a.rd2h, a.rounds)
-        if "plan" in parts:
-            result["plan"] = json.loads(run([a.rd2h, "bench", "plan", "--json"]))
-        if "read" in parts:
-            result["read"] = read(have, a.rd2h, a.rounds, a.small)
-        result["machine"] = {**begin, "load_after": machine()["load"]}
-        result["skipped"] = skipped
-        result["date"] = time.strftime("%Y-%m-%d")
-        path.write_text(json.dumps(result, indent=1) + "\n")
+        measure(a, have, result, path)
     run([VENV, "bench/page.py", path])
     say("build/bench.json, docs/benchmarks.md and docs/img are written")
 

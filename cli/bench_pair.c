@@ -28,7 +28,8 @@ struct peer {
 };
 struct result {
   double ours[BENCH_RUNS_MAX], bare[BENCH_RUNS_MAX], ratio[BENCH_RUNS_MAX]; /* of each run: median round trip, ns */
-  double cpu[BENCH_RUNS_MAX]; /* ns of CPU that the Prefill side takes for one round trip */
+  double cpu[BENCH_RUNS_MAX];  /* ns of CPU that the Prefill side takes for one round trip */
+  double flow[BENCH_RUNS_MAX], flow_cpu[BENCH_RUNS_MAX]; /* ns a message when all layers of a step go out together */
   double message_bytes;
 };
 
@@ -36,7 +37,7 @@ struct result {
 static int far_ours(const struct options *o, int port_fd, int stop) {
   struct bench_stand s;
   struct rd2h_error err = {0};
-  int rc = bench_stand_open(&s, 0, (uint32_t)o->runs + 1, (uint32_t)(o->blocks * o->steps), &bench_patterns[0], &err);
+  int rc = bench_stand_open(&s, 0, 2 * (uint32_t)o->runs + 1, (uint32_t)(o->blocks * o->steps), &bench_patterns[0], &err);
   uint16_t port = rc ? 0 : rd2h_decode_port(s.rank);
   if (rc)
     fprintf(stderr, "rd2h bench pair: Decode: %s\n", err.text);
@@ -125,6 +126,20 @@ static int run_ours(struct bench_source *x, uint32_t request, double *trip) {
   return rc;
 }
 
+/* The same with all layers of a step on their way at once. */
+static int run_flow(struct bench_source *x, uint32_t request) {
+  int rc = bench_source_request(x, request);
+  for (uint32_t s = 0; s < x->steps && !rc; s++) {
+    rc = bench_source_step(x, s);
+    for (uint32_t l = 0; l < BENCH_LAYERS && !rc; l++)
+      rc = rd2h_prefill_layer(x->rank, l, &x->err);
+    for (uint32_t l = 0; l < BENCH_LAYERS && !rc; l++)
+      rc = rd2h_prefill_wait_layer(x->rank, l, WAIT_MS, &x->err);
+  }
+  bench_source_end(x);
+  return rc;
+}
+
 /* ---- the bare pair ---- */
 static bool run_bare(void *dealer, size_t size, uint32_t n, double *trip) {
   char *message = calloc(1, size), answer[64];
@@ -149,6 +164,11 @@ static int measure(struct bench_source *x, void *dealer, const struct options *o
     uint64_t cpu = bench_cpu();
     rc = run_ours(x, (uint32_t)i, trip);
     r->cpu[i] = (double)(bench_cpu() - cpu) / n;
+    cpu = bench_cpu();
+    uint64_t begin = bench_now();
+    rc = rc ? rc : run_flow(x, (uint32_t)(o->runs + 1 + i));
+    r->flow[i] = (double)(bench_now() - begin) / n;
+    r->flow_cpu[i] = (double)(bench_cpu() - cpu) / n;
     r->ours[i] = bench_median(trip, n);
     if (!rc && !run_bare(dealer, (size_t)r->message_bytes, n, trip)) {
       snprintf(x->err.text, sizeof x->err.text, "the bare pair fails: %s", zmq_strerror(zmq_errno()));
@@ -164,11 +184,13 @@ static int measure(struct bench_source *x, void *dealer, const struct options *o
 static void print_result(const struct options *o, struct result *r) {
   double ours = bench_median(r->ours, o->runs) / 1e3, bare = bench_median(r->bare, o->runs) / 1e3;
   double ratio = bench_median(r->ratio, o->runs), cpu = bench_median(r->cpu, o->runs) / 1e3;
+  double flow = bench_median(r->flow, o->runs) / 1e3, flow_cpu = bench_median(r->flow_cpu, o->runs) / 1e3;
   unsigned long long blocks = o->blocks, trips = o->steps * BENCH_LAYERS, runs = o->runs;
   if (o->json) {
     printf("{\"bench\":\"pair\",\"version\":\"%s\",\"blocks\":%llu,\"trips\":%llu,\"runs\":%llu,\"message_bytes\":%.0f,"
-           "\"pair_us\":%.2f,\"bare_us\":%.2f,\"times_bare\":%.4f,\"prefill_cpu_us\":%.2f}\n", rd2h_version(), blocks, trips, runs,
-           r->message_bytes, ours, bare, ratio, cpu);
+           "\"pair_us\":%.2f,\"bare_us\":%.2f,\"times_bare\":%.4f,\"prefill_cpu_us\":%.2f,\"flow_us\":%.2f,"
+           "\"flow_prefill_cpu_us\":%.2f}\n", rd2h_version(), blocks, trips, runs,
+           r->message_bytes, ours, bare, ratio, cpu, flow, flow_cpu);
     return;
   }
   static const char *const headers[] = {"<pair", "bytes", "us/round trip", "times bare", NULL};
@@ -188,7 +210,8 @@ static void print_result(const struct options *o, struct result *r) {
   table_cell(&t, "%.2f", 1.0);
   table_row_end(&t);
   table_end(&t);
-  printf("\n%sPrefill's whole process takes %.1f us of CPU for a round trip.%s\n", color_dim(), cpu, color_off());
+  printf("\n%sPrefill's process takes %.1f us of CPU for a round trip. With all %u layers of a step on their way at once a message\n"
+         "takes %.1f us from end to end, %.1f us of CPU on Prefill.%s\n", color_dim(), cpu, BENCH_LAYERS, flow, flow_cpu, color_off());
 }
 
 static void usage(void) {
@@ -226,8 +249,8 @@ static int parse(int argc, char **argv, struct options *o) {
   }
   if (fine && optind < argc)
     fine = option_refused("rd2h bench pair", '?', argv[optind]);
-  if (fine && o->blocks * o->steps * (o->runs + 1) > BENCH_BLOCKS) {
-    fprintf(stderr, "rd2h bench pair: --blocks %llu x --steps %llu x (--runs %llu + 1) is more than the %u blocks of the cache\n",
+  if (fine && o->blocks * o->steps * (2 * o->runs + 1) > BENCH_BLOCKS) {
+    fprintf(stderr, "rd2h bench pair: --blocks %llu x --steps %llu x (2 x --runs %llu + 1) is more than the %u blocks of the cache\n",
             (unsigned long long)o->blocks, (unsigned long long)o->steps, (unsigned long long)o->runs, BENCH_BLOCKS);
     fine = false;
   }
