@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The decode machine's frame: creation, the action queue, timers. */
+#include "protocol/actions.h"
 #include "protocol/dm_internal.h"
 
 static uint32_t or_default(uint32_t v, uint32_t d) { return v ? v : d; }
@@ -58,27 +59,12 @@ void rd2h_dm_destroy(rd2h_dm *m) {
   rd2h_free(m);
 }
 
-static size_t keep_text(rd2h_dm *m, const char *p, size_t n) {
-  size_t at = m->text.len;
-  if (!rd2h_buf_room(&m->text, n + 1)) {
-    m->text.failed = false; /* an action without its text is better than none */
-    return SIZE_MAX;
-  }
-  rd2h_buf_put(&m->text, p, n);
-  rd2h_buf_put(&m->text, "", 1);
-  return at;
-}
-
 static bool act_room(rd2h_dm *m, uint32_t more) {
   if (m->act_head == m->act_n) m->act_head = m->act_n = 0;
   if (m->act_cap - m->act_n >= more) return true;
-  uint32_t cap = m->act_cap ? m->act_cap : 128;
-  while (cap - m->act_n < more) cap *= 2;
-  struct dm_act *a = rd2h_realloc(m->act, (size_t)cap * sizeof *a);
-  if (!a) return false;
-  m->act = a;
-  m->act_cap = cap;
-  return true;
+  struct dm_act *a = act_grow(m->act, sizeof *a, m->act_n, more, &m->act_cap);
+  if (a) m->act = a;
+  return a != NULL;
 }
 
 /* A record sets at most two deadlines before the next one is made; every peer may set one at any time. */
@@ -88,11 +74,10 @@ bool dm_reserve(rd2h_dm *m) {
 }
 
 struct rd2h_da *dm_emit(rd2h_dm *m, enum rd2h_da_kind kind, uint32_t peer, char *id, const char *text) {
-  static struct rd2h_da lost;
   if (!act_room(m, 1)) { /* only notices to many contributors pass what dm_reserve() set aside */
     RD2H_ERR("rd2h decode: out of memory, an action of kind %d for peer %u is lost", (int)kind, peer);
     rd2h_free(id);
-    return &lost;
+    return &m->lost;
   }
   struct dm_act *x = &m->act[m->act_n++];
   memset(x, 0, sizeof *x);
@@ -100,7 +85,7 @@ struct rd2h_da *dm_emit(rd2h_dm *m, enum rd2h_da_kind kind, uint32_t peer, char 
   x->a.peer = peer;
   x->a.batch = x->a.layer_idx = RD2H_INDEX_NONE;
   x->id = id;
-  x->text = text ? keep_text(m, text, strlen(text)) : SIZE_MAX;
+  x->text = text ? act_keep_text(&m->text, text) : SIZE_MAX;
   return &x->a;
 }
 

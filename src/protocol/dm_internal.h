@@ -81,6 +81,7 @@ struct rd2h_dm {
   uint32_t gen;
   uint64_t now; /* the latest time heard of */
   struct dm_act *act;
+  struct rd2h_da lost; /* written to in place of an action that there was no memory for */
   uint32_t act_n, act_head, act_cap;
   struct rd2h_buf text;
   char *spent; /* id of the action handed out last */

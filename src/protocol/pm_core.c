@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The prefill machine's frame: creation, the action queue, timers. */
+#include "protocol/actions.h"
 #include "protocol/pm_internal.h"
 
 static uint32_t or_default(uint32_t v, uint32_t d) { return v ? v : d; }
@@ -64,27 +65,12 @@ void rd2h_pm_destroy(rd2h_pm *m) {
 }
 
 /* ---- actions ---- */
-static size_t keep_text(rd2h_pm *m, const char *p) {
-  size_t at = m->text.len, n = strlen(p);
-  if (!rd2h_buf_room(&m->text, n + 1)) {
-    m->text.failed = false; /* an action without its text is better than none */
-    return SIZE_MAX;
-  }
-  rd2h_buf_put(&m->text, p, n);
-  rd2h_buf_put(&m->text, "", 1);
-  return at;
-}
-
 static bool act_room(rd2h_pm *m, uint32_t more) {
   if (m->act_head == m->act_n) m->act_head = m->act_n = 0;
   if (m->act_cap - m->act_n >= more) return true;
-  uint32_t cap = m->act_cap ? m->act_cap : 128;
-  while (cap - m->act_n < more) cap *= 2;
-  struct pm_act *a = rd2h_realloc(m->act, (size_t)cap * sizeof *a);
-  if (!a) return false;
-  m->act = a;
-  m->act_cap = cap;
-  return true;
+  struct pm_act *a = act_grow(m->act, sizeof *a, m->act_n, more, &m->act_cap);
+  if (a) m->act = a;
+  return a != NULL;
 }
 
 /* Room for what one more record can cause, so that a settlement is never lost for want of memory. */
@@ -94,12 +80,11 @@ bool pm_reserve(rd2h_pm *m) {
 }
 
 struct rd2h_pa *pm_emit(rd2h_pm *m, enum rd2h_pa_kind kind, uint32_t ep, char *id, char *ext, const char *text) {
-  static struct rd2h_pa lost;
   if (!act_room(m, 1)) {
     RD2H_ERR("rd2h prefill: out of memory, an action of kind %d is lost", (int)kind);
     rd2h_free(id);
     rd2h_free(ext);
-    return &lost;
+    return &m->lost;
   }
   struct pm_act *x = &m->act[m->act_n++];
   memset(x, 0, sizeof *x);
@@ -112,7 +97,7 @@ struct rd2h_pa *pm_emit(rd2h_pm *m, enum rd2h_pa_kind kind, uint32_t ep, char *i
   }
   x->id = id;
   x->ext = ext;
-  x->text = text ? keep_text(m, text) : SIZE_MAX;
+  x->text = text ? act_keep_text(&m->text, text) : SIZE_MAX;
   return &x->a;
 }
 

@@ -61,6 +61,7 @@ struct rd2h_pm {
   struct rd2h_heap timers;
   uint32_t gen, epochs;
   struct pm_act *act;
+  struct rd2h_pa lost; /* written to in place of an action that there was no memory for */
   uint32_t act_n, act_head, act_cap;
   struct rd2h_buf text;
   char *spent[2];
