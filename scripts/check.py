@@ -140,6 +140,7 @@ def build(variant: str) -> list[str]:
 SUITES = [
     Suite("layers", "who includes whom", [[PYTHON, "scripts/check_layers.py"]], count_exit),
     Suite("style", "licence lines, sizes, words", [[PYTHON, "scripts/check_style.py"]], count_exit),
+    Suite("cases", "every known fault has a test that carries its id", [[PYTHON, "scripts/check_cases.py"]], count_tap),
     Suite("unit", "release build, warnings are errors", [build("release"), meson_test("build", "--no-suite", "sim")],
           count_meson, MESON_LOG.format("build")),
     Suite("exports", "exported symbols are the public API", [build("release"), [PYTHON, "scripts/check_exports.py"]], count_exit),

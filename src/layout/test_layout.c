@@ -139,7 +139,7 @@ static void names_give_numbers(void **state) {
   assert_int_equal(rd2h_name_number(""), RD2H_NONE);
 }
 
-static void bad_tensors_are_refused(void **state) {
+static void bad_tensors_y10_are_refused(void **state) {
   (void)state;
   struct rd2h_kv_tensor ok = {MAIN0, 0, 0x1000, 64, 16};
 #define TWO(...) (struct rd2h_kv_tensor[]){ok, __VA_ARGS__}, 2, &opts16
@@ -150,6 +150,7 @@ static void bad_tensors_are_refused(void **state) {
   fails(TWO({MAIN0, 0, 0x1000, 0, 16}), RD2H_INVALID, "may be 0");
   fails(TWO({MAIN0, 0, 0x1000, 64, 0}), RD2H_INVALID, "may be 0");
   fails(TWO({MAIN0, 0, 0x1000, 64, 24}), RD2H_LAYOUT, "24 rows, no multiple of the 16 blocks");
+  fails(TWO({MAIN0, 0, 0x1000, 64, 33}), RD2H_LAYOUT, MAIN0);
   fails(TWO({MAIN0, 0, 0x1000, 64, UINT64_C(16) << 32}), RD2H_LAYOUT, "no multiple");
   fails(TWO({MAIN0, 0, UINT64_MAX - 1000, 64, 16}), RD2H_RANGE, "end of the address space");
   fails(TWO({MAIN0, 0, 0x1000, UINT64_MAX / 2, 16}), RD2H_RANGE, "end of the address space");
@@ -228,7 +229,7 @@ int main(void) {
     cmocka_unit_test(one_main_tensor_and_an_indexer_never_share_a_slot),
     cmocka_unit_test(layers_are_sorted_and_named),
     cmocka_unit_test(names_give_numbers),
-    cmocka_unit_test(bad_tensors_are_refused),
+    cmocka_unit_test(bad_tensors_y10_are_refused),
     cmocka_unit_test(bad_options_are_refused),
     cmocka_unit_test(too_many_layers_are_refused),
     cmocka_unit_test(every_failed_allocation_is_survived),
