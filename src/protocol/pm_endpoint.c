@@ -37,11 +37,26 @@ uint32_t rd2h_pm_endpoint(rd2h_pm *m, struct rd2h_str address, struct rd2h_str e
 }
 
 /* ---- the end of an epoch: nothing that was not answered will ever be, and the reader drops every request of it ---- */
-static void end_links(rd2h_pm *m, uint32_t ep, int status, const char *text, uint64_t now) {
+static void end_links(rd2h_pm *m, uint32_t ep, int status, const char *text, bool tell, uint64_t now) {
   for (uint32_t i = 0; i < m->links.next; i++)
     if (rd2h_slab_live(&m->links, i) && pm_link(m, i)->ep == ep) {
-      uint32_t req = pm_link(m, i)->req;
+      struct pm_link *l = pm_link(m, i);
+      uint32_t req = l->req;
+      if (tell && !l->ended && !l->known && pm_req(m, req)->has_attempt) pm_link_owe(m, i);
       pm_link_end(m, i, status, text, false, now);
+      pm_req_maybe_settle(m, req);
+    }
+}
+
+/* A reader that never heard of a request does not notice that its connection is over: the next one begins with that. tell false:
+ * it cannot be reached. */
+static void tell_untold(rd2h_pm *m, uint32_t ep, bool tell, uint64_t now) {
+  for (uint32_t i = 0; i < m->links.next; i++)
+    if (rd2h_slab_live(&m->links, i) && pm_link(m, i)->ep == ep && pm_link(m, i)->untold) {
+      uint32_t req = pm_link(m, i)->req;
+      pm_link(m, i)->untold = false;
+      if (tell) pm_link_tell(m, i, now);
+      pm_link(m, i)->outstanding--;
       pm_req_maybe_settle(m, req);
     }
 }
@@ -49,21 +64,24 @@ static void end_links(rd2h_pm *m, uint32_t ep, int status, const char *text, uin
 static void drop_entry(rd2h_pm *m, uint32_t i, int status, const char *text, uint64_t now) {
   struct pm_entry *x = pm_entry(m, i);
   if (x->zombie) pm_entry_remove(m, i);
-  else pm_entry_settle(m, i, status, NULL, text, now);
+  else pm_entry_settle(m, i, status, NULL, text, false, now);
 }
 
 void pm_epoch_fail(rd2h_pm *m, uint32_t ep, int status, const char *text, uint64_t now) {
   struct pm_ep *e = pm_ep(m, ep);
   char line[PM_TEXT];
   if (e->state == PM_IDLE) return;
+  bool tell = e->state == PM_OPEN && e->ours && (e->caps & RD2H_CAP_CANCEL) && status != RD2H_CANCELED;
   snprintf(line, sizeof line, "%.80s: %s", e->address, text);
   pm_emit(m, RD2H_PA_CLOSE, ep, NULL, NULL, line)->status = status;
   e->state = PM_IDLE;
   e->ours = false;
   e->caps = 0;
+  e->silent = false;
   m->st.epochs_lost++;
-  end_links(m, ep, status, line, now); /* first: so that settling the entries starts nothing new */
+  end_links(m, ep, status, line, tell, now); /* first: so that settling the entries starts nothing new */
   while (e->head != RD2H_INDEX_NONE) drop_entry(m, e->head, status, line, now);
+  tell_untold(m, ep, tell, now);
   pm_arm_idle(m, ep, now);
 }
 
@@ -109,7 +127,9 @@ static void meta_answer(rd2h_pm *m, uint32_t ep, const struct rd2h_wire_reply *r
     e->state = PM_OPEN;
     e->ours = r->ext.present;
     e->caps = r->ext.present ? r->ext.caps : 0;
+    e->heard = now;
     pm_kick(m, ep, now);
+    tell_untold(m, ep, true, now);
   }
 }
 
@@ -132,6 +152,11 @@ void rd2h_pm_reply(rd2h_pm *m, uint32_t ep, uint32_t epoch, const struct rd2h_wi
     meta_answer(m, ep, r, now);
     return;
   }
+  if (r->kind == RD2H_MSG_META_NAK) {
+    snprintf(text, sizeof text, "Decode gave the connection up: %.*s", (int)(r->text.n > 180 ? 180 : r->text.n), r->text.p);
+    pm_epoch_fail(m, ep, RD2H_PEER_LOST, text, now);
+    return;
+  }
   if (r->kind != RD2H_MSG_DONE && r->kind != RD2H_MSG_FAILED) {
     pm_epoch_fail(m, ep, RD2H_MALFORMED, "Decode sent an acknowledgement that nothing waits for", now);
     return;
@@ -142,13 +167,17 @@ void rd2h_pm_reply(rd2h_pm *m, uint32_t ep, uint32_t epoch, const struct rd2h_wi
     pm_epoch_fail(m, ep, RD2H_MALFORMED, text, now);
     return;
   }
+  e->heard = now;
+  e->silent = false;
   snprintf(text, sizeof text, "%.*s", (int)(r->text.n > 240 ? 240 : r->text.n), r->text.p ? r->text.p : "");
   if (pm_entry(m, i)->zombie) {
     pm_entry_remove(m, i);
     pm_arm_idle(m, ep, now);
     return;
   }
-  pm_entry_settle(m, i, r->kind == RD2H_MSG_DONE ? RD2H_OK : RD2H_IO, r, text, now);
+  /* One of ours that could not read the message does not know whom it named. */
+  bool tell = e->ours && r->kind == RD2H_MSG_FAILED && r->n_status != pm_entry(m, i)->n;
+  pm_entry_settle(m, i, r->kind == RD2H_MSG_DONE ? RD2H_OK : RD2H_IO, r, text, tell, now);
 }
 
 /* ---- deadlines ---- */

@@ -39,8 +39,19 @@ void pm_entry_remove(rd2h_pm *m, uint32_t i) {
 }
 
 /* ---- dispatch and sending ---- */
+static void refuse(rd2h_pm *m, uint32_t l, bool silent, uint64_t now) {
+  uint32_t req = pm_link(m, l)->req;
+  char text[PM_TEXT];
+  snprintf(text, sizeof text, "%.80s has answered nothing for %llu ms (hold_ms): nothing new is sent to it until it does",
+           pm_ep(m, pm_link(m, l)->ep)->address, (unsigned long long)(m->cfg.hold_ns / RD2H_MS));
+  if (silent) pm_link_end(m, l, RD2H_PEER_LOST, text, true, now);
+  else pm_link_end(m, l, RD2H_LIMIT, "too many unanswered batches", true, now);
+  pm_req_maybe_settle(m, req);
+}
+
 void rd2h_pm_dispatch(rd2h_pm *m, uint32_t ep, uint32_t layer, uint32_t *req, uint32_t n, uint64_t cookie, uint64_t now) {
-  uint32_t wanted = 0, i = pm_entry_add(m, ep, PM_BATCH, now);
+  bool silent = pm_ep(m, ep)->silent;
+  uint32_t wanted = 0, i = silent ? RD2H_INDEX_NONE : pm_entry_add(m, ep, PM_BATCH, now);
   for (uint32_t k = 0; k < n; k++) {
     uint32_t l = req[k] == RD2H_INDEX_NONE ? RD2H_INDEX_NONE : pm_find_link(m, req[k], ep);
     if (l == RD2H_INDEX_NONE || pm_link(m, l)->ended) {
@@ -48,7 +59,8 @@ void rd2h_pm_dispatch(rd2h_pm *m, uint32_t ep, uint32_t layer, uint32_t *req, ui
       continue;
     }
     if (i == RD2H_INDEX_NONE) {
-      pm_link_end(m, l, RD2H_LIMIT, "too many unanswered batches", true, now);
+      refuse(m, l, silent, now);
+      req[k] = RD2H_INDEX_NONE;
       continue;
     }
     pm_link(m, l)->outstanding++;
@@ -69,7 +81,7 @@ void rd2h_pm_dispatch(rd2h_pm *m, uint32_t ep, uint32_t layer, uint32_t *req, ui
   struct rd2h_pa *a = pm_emit(m, RD2H_PA_BATCH_SETTLED, ep, NULL, NULL, NULL);
   a->cookie = cookie;
   a->layer = layer;
-  a->status = i == RD2H_INDEX_NONE ? RD2H_LIMIT : RD2H_SKIPPED;
+  a->status = silent ? RD2H_PEER_LOST : i == RD2H_INDEX_NONE ? RD2H_LIMIT : RD2H_SKIPPED;
 }
 
 uint32_t rd2h_pm_sending(rd2h_pm *m, uint32_t batch, uint32_t *idx, uint64_t now) {
@@ -90,7 +102,7 @@ uint32_t rd2h_pm_sending(rd2h_pm *m, uint32_t batch, uint32_t *idx, uint64_t now
     x->req[n++] = r;
   }
   x->n = n;
-  if (!n) pm_entry_settle(m, batch, RD2H_SKIPPED, NULL, "", now);
+  if (!n) pm_entry_settle(m, batch, RD2H_SKIPPED, NULL, "", false, now);
   return n;
 }
 
@@ -162,6 +174,7 @@ static void settle_batch(rd2h_pm *m, const struct pm_entry *x, int status, const
     int st = status_of(r, k, x->n, status);
     /* Ended while the batch still counts: telling the reader must not settle and free the request under our feet. */
     if (st != RD2H_OK) pm_link_end(m, l, st, text[0] ? text : rd2h_status_text(st), tell, now);
+    pm_link(m, l)->known |= r != NULL;
     pm_link(m, l)->outstanding--;
     pm_req(m, q)->outstanding--;
     pm_link_maybe_done(m, l, now);
@@ -181,10 +194,11 @@ static void settle_link(rd2h_pm *m, const struct pm_entry *x, int status, const 
   pm_req_maybe_settle(m, req);
 }
 
-void pm_entry_settle(rd2h_pm *m, uint32_t i, int status, const struct rd2h_wire_reply *r, const char *text, uint64_t now) {
+void pm_entry_settle(rd2h_pm *m, uint32_t i, int status, const struct rd2h_wire_reply *r, const char *text, bool tell,
+                     uint64_t now) {
   struct pm_entry x = *pm_entry(m, i);
   pm_entry_remove(m, i);
-  if (x.kind == PM_BATCH) settle_batch(m, &x, status, r, text, false, now);
+  if (x.kind == PM_BATCH) settle_batch(m, &x, status, r, text, tell, now);
   else settle_link(m, &x, status, text, now);
   pm_arm_idle(m, x.ep, now);
 }
@@ -197,10 +211,11 @@ static void give_up(rd2h_pm *m, uint32_t i, uint64_t now) {
            (unsigned long long)(m->cfg.hold_ns / RD2H_MS));
   m->st.given_up++;
   if (!x->sent) { /* never sent: no answer can come */
-    pm_entry_settle(m, i, RD2H_TIMEOUT, NULL, text, now);
+    pm_entry_settle(m, i, RD2H_TIMEOUT, NULL, text, true, now);
     return;
   }
   x->zombie = true;
+  pm_ep(m, x->ep)->silent |= pm_ep(m, x->ep)->heard + m->cfg.hold_ns <= now;
   if (x->kind == PM_BATCH) settle_batch(m, x, RD2H_TIMEOUT, NULL, text, true, now);
   else settle_link(m, x, RD2H_TIMEOUT, text, now);
 }

@@ -12,11 +12,13 @@ struct pm_ep {
   enum pm_state state;
   char *address, *engine_id;
   bool ours, due_armed, idle_armed;
+  bool silent;             /* has answered nothing for hold_ms: what is new is not sent to it until it does */
   uint32_t caps;
   uint32_t head, tail, n;  /* entries without an answer, oldest first; sent ones precede unsent ones */
   uint32_t first_unsent;
   uint32_t n_links;        /* requests bound here and not settled */
   uint64_t seq, used;      /* used: last time anything was wanted of it */
+  uint64_t heard;          /* last sign of progress: the acknowledgement or an answer */
 };
 
 enum pm_kind { PM_BATCH, PM_DONE, PM_BYE };
@@ -34,6 +36,8 @@ struct pm_link {
   uint32_t req, ep, next;  /* next: of the request's list */
   uint32_t outstanding;    /* entries that name it and are not settled */
   bool last, done_queued;
+  bool known;              /* a batch of it was answered: the reader knows who serves it and notices when the connection ends */
+  bool untold;             /* its reader is to hear of its end as soon as there is a way; counts as outstanding until then */
   bool ended;              /* nothing more is published here: settled, failed or given up */
   int status;
 };
@@ -84,7 +88,9 @@ void pm_timer(rd2h_pm *, uint64_t at, enum pm_timer, uint32_t index, uint32_t ge
 /* pm_entry.c */
 uint32_t pm_entry_add(rd2h_pm *, uint32_t ep, enum pm_kind, uint64_t now);
 void pm_kick(rd2h_pm *, uint32_t ep, uint64_t now);
-void pm_entry_settle(rd2h_pm *, uint32_t entry, int status, const struct rd2h_wire_reply *or_null, const char *text, uint64_t now);
+/* tell: readers of what ends by it hear of it in their turn. */
+void pm_entry_settle(rd2h_pm *, uint32_t entry, int status, const struct rd2h_wire_reply *or_null, const char *text, bool tell,
+                     uint64_t now);
 void pm_entry_remove(rd2h_pm *, uint32_t entry);
 void pm_due(rd2h_pm *, uint32_t ep, uint64_t now);
 
@@ -98,6 +104,9 @@ void pm_arm_idle(rd2h_pm *, uint32_t ep, uint64_t now);
 uint32_t pm_find_link(const rd2h_pm *, uint32_t req, uint32_t ep);
 /* Nothing more is published over the link; first status wins. tell: the reader is told (CANCEL or poison) in its turn. */
 void pm_link_end(rd2h_pm *, uint32_t link, int status, const char *text, bool tell, uint64_t now);
+/* The reader is told that nothing more comes over the link, after what is queued for it. */
+void pm_link_tell(rd2h_pm *, uint32_t link, uint64_t now);
+void pm_link_owe(rd2h_pm *, uint32_t link);
 void pm_link_maybe_done(rd2h_pm *, uint32_t link, uint64_t now);
 void pm_req_maybe_settle(rd2h_pm *, uint32_t req);
 #endif

@@ -83,11 +83,28 @@ uint32_t rd2h_pm_bind(rd2h_pm *m, const struct rd2h_pm_request *q, uint32_t ep, 
 }
 
 /* ---- the end of a link ---- */
-static void queue_bye(rd2h_pm *m, uint32_t l, uint64_t now) {
+void pm_link_owe(rd2h_pm *m, uint32_t l) {
+  if (pm_link(m, l)->untold) return;
+  pm_link(m, l)->untold = true;
+  pm_link(m, l)->outstanding++;
+}
+
+/* Without an epoch a reader that draws attempts is told in a new one; another has dropped the request, or never heard of it. */
+void pm_link_tell(rd2h_pm *m, uint32_t l, uint64_t now) {
   uint32_t ep = pm_link(m, l)->ep;
-  if (pm_ep(m, ep)->state == PM_IDLE) return; /* no epoch: the reader has dropped the request already, or never heard of it */
+  const struct pm_ep *e = pm_ep(m, ep);
+  const struct pm_req *r = pm_req(m, pm_link(m, l)->req);
+  if (e->state == PM_OPEN && e->ours) { /* all that was queued has been sent */
+    if (e->caps & RD2H_CAP_CANCEL) pm_emit_link(m, RD2H_PA_SEND_CANCEL, l, r->text);
+    m->st.cancels++;
+    return;
+  }
+  if (e->state == PM_IDLE && !r->has_attempt) return;
   uint32_t i = pm_entry_add(m, ep, PM_BYE, now);
-  if (i == RD2H_INDEX_NONE) return;
+  if (i == RD2H_INDEX_NONE) {
+    if (e->state == PM_CONNECTING || e->state == PM_META) pm_link_owe(m, l);
+    return;
+  }
   pm_entry(m, i)->link = l;
   pm_link(m, l)->outstanding++;
   pm_kick(m, ep, now);
@@ -100,7 +117,7 @@ void pm_link_end(rd2h_pm *m, uint32_t l, int status, const char *text, bool tell
   k->ended = true;
   k->status = status;
   if (status != RD2H_OK && !r->text[0]) snprintf(r->text, sizeof r->text, "%s", text);
-  if (tell) queue_bye(m, l, now);
+  if (tell) pm_link_tell(m, l, now);
 }
 
 void pm_link_maybe_done(rd2h_pm *m, uint32_t l, uint64_t now) {

@@ -22,8 +22,8 @@ struct rd2h_pm_cfg {
 
 enum rd2h_pa_kind {
   RD2H_PA_CONNECT = 1, /* endpoint: open a connection; later rd2h_pm_connected() or rd2h_pm_disconnected(), with this epoch */
-  RD2H_PA_CLOSE,       /* endpoint, epoch: close the connection; what was sent before it may linger, bounded (a CANCEL may be in
-                          it); events of the epoch are ignored from now on */
+  RD2H_PA_CLOSE,       /* endpoint, epoch: close the connection; events of the epoch are ignored from now on. Status REFUSED: CANCELs
+                          were sent just before, which must still get out (bounded); else what was not sent is not to go out */
   RD2H_PA_SEND_META,   /* endpoint: send MF_META */
   RD2H_PA_SEND_BATCH,  /* endpoint, batch (cookie): rd2h_pm_sending(), then send READY with the requests it names and seq */
   RD2H_PA_SEND_DONE,   /* endpoint: READY without requests, layer, done id (id, attempt), seq */

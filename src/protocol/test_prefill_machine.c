@@ -90,10 +90,11 @@ static void test_numbered_answers(void **state) {
     const char *expect;
   } rows[] = {
     {{.kind = RD2H_MSG_DONE, .layer_idx = 1, .has_seq = true, .seq = 2}, "settled 1 OK"},
-    {{.kind = RD2H_MSG_DONE, .layer_idx = 0, .has_seq = true, .seq = 2}, "close 0; settled 0 MALFORMED; settled 1 MALFORMED"},
-    {{.kind = RD2H_MSG_DONE, .layer_idx = 1, .has_seq = true, .seq = 9}, "close 0; settled 0 MALFORMED; settled 1 MALFORMED"},
-    {{.kind = RD2H_MSG_FAILED, .layer_idx = 0}, "close 0; settled 0 MALFORMED; settled 1 MALFORMED"}, /* it has forgotten us */
-    {{.kind = RD2H_MSG_META_ACK}, "close 0; settled 0 MALFORMED; settled 1 MALFORMED"},
+    {{.kind = RD2H_MSG_DONE, .layer_idx = 0, .has_seq = true, .seq = 2}, "close 0; settled 0 MALFORMED; settled 1 MALFORMED; connect 0"},
+    {{.kind = RD2H_MSG_DONE, .layer_idx = 1, .has_seq = true, .seq = 9}, "close 0; settled 0 MALFORMED; settled 1 MALFORMED; connect 0"},
+    {{.kind = RD2H_MSG_FAILED, .layer_idx = 0}, "close 0; settled 0 MALFORMED; settled 1 MALFORMED; connect 0"}, /* has forgotten us */
+    {{.kind = RD2H_MSG_META_ACK}, "close 0; settled 0 MALFORMED; settled 1 MALFORMED; connect 0"},
+    {{.kind = RD2H_MSG_META_NAK, .text = {"why", 3}}, "close 0; settled 0 PEER_LOST; settled 1 PEER_LOST; connect 0"},
   };
   (void)state;
   for (size_t i = 0; i < RD2H_COUNT(rows); i++) {
@@ -107,6 +108,22 @@ static void test_numbered_answers(void **state) {
     expect(&t, rows[i].expect);
     p_stop(&t);
   }
+}
+
+/* What a Decode of ours could not read it cannot tell the requests of: they are told by name. */
+static void test_unread_message(void **state) {
+  (void)state;
+  struct t_pm t = p_start(&p_cfg);
+  uint32_t e = endpoint(&t, "d:1"), x = bind(&t, "x", e), y = bind(&t, "y", e);
+  dispatch(&t, e, 0, 0, x, y);
+  dispatch(&t, e, 0, 1, y);
+  open_epoch(&t, e, true);
+  t.log[0] = 0;
+  answer(&t, e, RD2H_MSG_FAILED, 0, 1, NULL);
+  expect(&t, "cancel x IO to 0; cancel y IO to 0; settled 0 IO");
+  answer(&t, e, RD2H_MSG_FAILED, 0, 2, (const int32_t[]){RD2H_RANGE, 1});
+  expect(&t, "settled 1 IO");
+  p_stop(&t);
 }
 
 static void test_answer_before_sending(void **state) {
@@ -274,9 +291,55 @@ static void test_hold_of_what_was_not_sent(void **state) {
   connected(&t, e);
   pass(&t, 30 * SEC);
   p_reply(&t, e, &(struct rd2h_wire_reply){.kind = RD2H_MSG_ACK});
-  expect(&t, "connect 0; meta 0; settled 0 TIMEOUT"); /* and is not sent any more */
+  expect(&t, "connect 0; meta 0; settled 0 TIMEOUT; poison x to 0"); /* and is not sent any more */
+  answer(&t, e, RD2H_MSG_FAILED, 1, 0, NULL);
   finish(&t, "x-", false);
   expect(&t, "finished x- TIMEOUT");
+  p_stop(&t);
+}
+
+/* A reader that has answered nothing for its time gets nothing new; its first answer makes it a reader again. */
+static void test_silent_reader(void **state) {
+  (void)state;
+  struct t_pm t = p_start(&p_cfg);
+  uint32_t e = endpoint(&t, "d:1"), x = bind(&t, "x", e), y = bind(&t, "y", e), z = bind(&t, "z", e);
+  dispatch(&t, e, 0, 0, x);
+  open_epoch(&t, e, true);
+  pass(&t, 30 * SEC);
+  t.log[0] = 0;
+  dispatch(&t, e, 0, 1, y);
+  finish(&t, "y-", true);
+  expect(&t, "cancel y PEER_LOST to 0; settled 1 PEER_LOST; finished y- PEER_LOST");
+  all_good(&t, e, 0, 1);
+  dispatch(&t, e, 0, 2, z);
+  expect(&t, "batch 2 L0 [0] #2 to 0");
+  pass(&t, 10 * SEC);
+  dispatch(&t, e, 1, 3, z);
+  all_good(&t, e, 1, 3);
+  t.log[0] = 0;
+  pass(&t, 20 * SEC); /* one batch hangs, the others do not: only its requests end */
+  expect(&t, "cancel z TIMEOUT to 0; settled 2 TIMEOUT");
+  dispatch(&t, e, 0, 4, bind(&t, "u", e));
+  expect(&t, "batch 4 L0 [0] #4 to 0");
+  p_stop(&t);
+}
+
+/* The engine aborts a request before anything of it was sent: its Decode is told all the same. */
+static void test_abort_without_an_epoch(void **state) {
+  (void)state;
+  struct t_pm t = p_start(&p_cfg);
+  uint32_t e = endpoint(&t, "d:1");
+  bind(&t, "x", e);
+  p_bind(&t, "y-", "y", 0, false, e); /* of a legacy Decode */
+  finish(&t, "y-", true);
+  finish(&t, "x-", true);
+  expect(&t, "finished y- ABORTED; connect 0");
+  open_epoch(&t, e, true);
+  expect(&t, "meta 0; cancel x ABORTED to 0; finished x- ABORTED");
+  bind(&t, "z", endpoint(&t, "d:2"));
+  finish(&t, "z-", true);
+  lost(&t, 1); /* not to be reached: once is enough */
+  expect(&t, "connect 1; close 1; finished z- ABORTED");
   p_stop(&t);
 }
 
@@ -360,13 +423,12 @@ static void test_lost(void **state) {
   t.log[0] = 0;
   uint32_t old = t.epoch[e];
   lost(&t, e);
-  expect(&t, "close 0; finished x- PEER_LOST; settled 0 PEER_LOST; settled 1 PEER_LOST");
-  lost(&t, e);
+  expect(&t, "close 0; settled 0 PEER_LOST; settled 1 PEER_LOST; connect 0"); /* the reader never heard of them: it is told */
   dispatch(&t, e, 1, 2, y); /* what was lost there stays lost */
   expect(&t, "settled 2 SKIPPED");
   uint32_t z = bind(&t, "z", e);
   dispatch(&t, e, 0, 3, z);
-  expect(&t, "connect 0");
+  expect(&t, "");
   rd2h_pm_connected(t.pm, e, old, t.now); /* echoes of the old epoch */
   rd2h_pm_garbage(t.pm, e, old, "noise", t.now);
   rd2h_pm_disconnected(t.pm, e, old, "noise", t.now);
@@ -374,9 +436,12 @@ static void test_lost(void **state) {
   rd2h_pm_connected(t.pm, 7, old, t.now);
   expect(&t, "");
   open_epoch(&t, e, true);
-  expect(&t, "meta 0; batch 3 L0 [0] #1 to 0"); /* metadata and numbers begin again */
+  expect(&t, "meta 0; cancel x PEER_LOST to 0; finished x- PEER_LOST; cancel y PEER_LOST to 0; batch 3 L0 [0] #1 to 0");
+  all_good(&t, e, 0, 1); /* metadata and numbers had begun again */
+  expect(&t, "settled 3 OK");
+  dispatch(&t, e, 1, 4, z);
   rd2h_pm_garbage(t.pm, e, t.epoch[e], "noise", t.now);
-  expect(&t, "close 0; settled 3 MALFORMED");
+  expect(&t, "batch 4 L1 [0] #2 to 0; close 0; settled 4 MALFORMED"); /* who has answered for it notices */
   assert_int_equal(p_stats(&t).epochs_lost, 2);
   p_stop(&t);
 }
@@ -407,10 +472,10 @@ static void test_lost_while_done_is_on_its_way(void **state) {
   finish(&t, "x-", false);
   t.log[0] = 0;
   lost(&t, e);
-  expect(&t, "close 0; finished x- PEER_LOST"); /* and not again in the next epoch */
+  expect(&t, "close 0; connect 0");
   dispatch(&t, e, 0, 0, bind(&t, "y", e));
-  open_epoch(&t, e, true);
-  expect(&t, "connect 0; meta 0; batch 0 L0 [0] #1 to 0");
+  open_epoch(&t, e, true); /* done is not sent again in the next epoch */
+  expect(&t, "meta 0; cancel x PEER_LOST to 0; finished x- PEER_LOST; batch 0 L0 [0] #1 to 0");
   p_stop(&t);
 }
 
@@ -425,7 +490,7 @@ static void test_another_engine(void **state) {
   assert_int_equal(rd2h_pm_endpoint(t.pm, STR("d:1"), STR(""), t.now), e); /* has not said */
   expect(&t, "");
   assert_int_equal(rd2h_pm_endpoint(t.pm, STR("d:1"), STR("engine-2"), t.now), e);
-  expect(&t, "close 0; settled 0 PEER_LOST");
+  expect(&t, "close 0; settled 0 PEER_LOST; connect 0");
   assert_string_equal(rd2h_pm_endpoint_address(t.pm, e), "d:1");
   p_stop(&t);
 }
@@ -547,8 +612,8 @@ static void test_limits(void **state) {
   dispatch(&t, e, 1, 1, x);
   dispatch(&t, e, 0, 2, x);
   expect(&t, "connect 0; settled 2 LIMIT");
-  open_epoch(&t, e, true); /* an incomplete request: what of it is not sent yet is not wanted any more */
-  expect(&t, "meta 0; settled 0 SKIPPED; settled 1 SKIPPED");
+  open_epoch(&t, e, true); /* an incomplete request: what of it is not sent yet is not wanted any more, and its reader is told */
+  expect(&t, "meta 0; cancel x LIMIT to 0; settled 0 SKIPPED; settled 1 SKIPPED");
   last(&t, x, e);
   finish(&t, "x-", false);
   expect(&t, "finished x- LIMIT");
@@ -605,6 +670,9 @@ int main(void) {
     cmocka_unit_test(test_no_such_stage),
     cmocka_unit_test(test_kth_answer),
     cmocka_unit_test(test_numbered_answers),
+    cmocka_unit_test(test_unread_message),
+    cmocka_unit_test(test_silent_reader),
+    cmocka_unit_test(test_abort_without_an_epoch),
     cmocka_unit_test(test_answer_before_sending),
     cmocka_unit_test(test_statuses),
     cmocka_unit_test(test_failed_without_statuses),
