@@ -62,11 +62,15 @@ int rd2h_pw_step(rd2h_pw *w, const void *meta, size_t len, struct rd2h_error *er
   it->kind = PW_STEP;
   it->step = s;
   step_ref(s);
-  pw_push(w, it);
+  pw_push(w, it, false);
   return rc;
 }
 
 /* ---- layers ---- */
+/* A message that costs the caller little more than to wake the sender thread would: few readers, few blocks. */
+#define LIGHT_READERS 2u
+#define LIGHT_STEP_BYTES 16384u /* of the step, which names its blocks */
+
 static int layer_range(const rd2h_pw *w, uint32_t layer, struct rd2h_error *err) {
   if (layer < w->n_layers)
     return RD2H_OK;
@@ -169,7 +173,7 @@ int rd2h_pw_layer(rd2h_pw *w, uint32_t layer, struct rd2h_error *err) {
   }
   rc = close_gate(w, it, batches, err);
   step_ref(s);
-  pw_push(w, it);
+  pw_push(w, it, batches <= LIGHT_READERS && s->bytes.len <= LIGHT_STEP_BYTES);
   return rc;
 }
 
@@ -189,7 +193,7 @@ int rd2h_pw_wait_layer(rd2h_pw *w, uint32_t layer, uint32_t timeout_ms, struct r
   if (rc)
     return rc;
   struct layer_wait x = {w, &w->o.layout->layer[layer]};
-  rc = rd2h_gate_wait(&w->gate, timeout_ms, layer_open, &x);
+  rc = pw_wait(w, timeout_ms, layer_open, &x);
   if (rc)
     rd2h_fail(err, rc, "layer %s: a reader has not answered within %u ms, its storage cannot be written to yet", x.layer->name,
               timeout_ms);
@@ -230,7 +234,7 @@ int rd2h_pw_wait_preempted(rd2h_pw *w, const void *meta, size_t len, uint32_t ti
   if (rc || !v.n_preempted)
     return rc;
   struct preempt_wait x = {w, &v, NULL};
-  rc = rd2h_gate_wait(&w->gate, timeout_ms, preempted_idle, &x);
+  rc = pw_wait(w, timeout_ms, preempted_idle, &x);
   if (rc)
     rd2h_fail(err, rc, "request %.*s is to be preempted, but a reader has not answered within %u ms", (int)x.busy->id.n,
               x.busy->id.p, timeout_ms);

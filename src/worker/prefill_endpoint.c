@@ -30,11 +30,13 @@ bool pw_endpoint_room(rd2h_pw *w, uint32_t endpoint) {
   return true;
 }
 
-void pw_endpoint_mark(rd2h_pw *w, uint32_t endpoint) {
-  if (endpoint >= w->n_endpoints || w->endpoint[endpoint].dirty)
+void pw_endpoint_mark(rd2h_pw *w, uint32_t endpoint, uint8_t what) {
+  if (endpoint >= w->n_endpoints)
     return;
-  w->endpoint[endpoint].dirty = true;
-  w->dirty[w->n_dirty++] = endpoint;
+  uint8_t before = w->endpoint[endpoint].dirty;
+  w->endpoint[endpoint].dirty |= what;
+  if (!before)
+    w->dirty[w->n_dirty++] = endpoint;
 }
 
 /* ---- opening and closing ---- */
@@ -72,12 +74,12 @@ int pw_endpoint_open(rd2h_pw *w, uint32_t endpoint, uint32_t epoch, struct rd2h_
     return rd2h_fail(err, RD2H_LIMIT, "control socket: %s; raise the limit of open files (ulimit -n)", zmq_strerror(errno));
   int rc = set_options(w, e->socket, address, err);
   rc = rc ? rc : open_monitor(w, e, err);
-  rc = rc ? rc : rd2h_epoll_add(w->epoll, rd2h_zmq_fd(e->socket), endpoint, err);
-  rc = rc ? rc : rd2h_epoll_add(w->epoll, rd2h_zmq_fd(e->monitor), endpoint, err);
+  rc = rc ? rc : rd2h_epoll_add(w->epoll, rd2h_zmq_fd(e->socket), endpoint * 2, err);
+  rc = rc ? rc : rd2h_epoll_add(w->epoll, rd2h_zmq_fd(e->monitor), endpoint * 2 + 1, err);
   if (!rc && zmq_connect(e->socket, target))
     rc = rd2h_fail(err, RD2H_INVALID, "%s: %s; the host must be an address or a name of a Decode rank", target,
                    zmq_strerror(errno));
-  pw_endpoint_mark(w, endpoint);
+  pw_endpoint_mark(w, endpoint, PW_SOCKET | PW_MONITOR);
   return rc;
 }
 
@@ -109,7 +111,7 @@ void pw_endpoint_send(rd2h_pw *w, uint32_t endpoint, const void *p, size_t n) {
     rd2h_pm_disconnected(w->pm, endpoint, e->epoch, errno == EAGAIN ? "its connection is closed" : zmq_strerror(errno), w->now);
   else
     w->bytes_sent += n;
-  pw_endpoint_mark(w, endpoint);
+  pw_endpoint_mark(w, endpoint, PW_SOCKET);
 }
 
 /* ---- in ---- */
@@ -193,9 +195,10 @@ static bool monitor_one(rd2h_pw *w, uint32_t endpoint) {
 void pw_endpoints_look(rd2h_pw *w) {
   while (w->n_dirty) {
     uint32_t endpoint = w->dirty[--w->n_dirty];
-    struct pw_endpoint *e = &w->endpoint[endpoint];
-    e->dirty = false;
-    while (w->endpoint[endpoint].monitor && rd2h_zmq_readable(w->endpoint[endpoint].monitor) && monitor_one(w, endpoint))
+    uint8_t what = w->endpoint[endpoint].dirty;
+    w->endpoint[endpoint].dirty = 0;
+    while (what & PW_MONITOR && w->endpoint[endpoint].monitor && rd2h_zmq_readable(w->endpoint[endpoint].monitor) &&
+           monitor_one(w, endpoint))
       ;
     while (w->endpoint[endpoint].socket && rd2h_zmq_readable(w->endpoint[endpoint].socket) && receive_one(w, endpoint))
       pw_drain(w);

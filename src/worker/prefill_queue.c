@@ -49,8 +49,17 @@ struct pw_item *pw_item_take(rd2h_pw *w) {
   return it;
 }
 
+/* Flag and descriptor change together: a descriptor that stayed set would keep the sender thread awake. */
+void pw_wake(rd2h_pw *w) {
+  pthread_mutex_lock(&w->mu);
+  if (!w->item_signalled)
+    rd2h_eventfd_set(w->item_fd);
+  w->item_signalled = true;
+  pthread_mutex_unlock(&w->mu);
+}
+
 /* The item takes over a reference to its step. Several items queued before the sender looks are one wake-up. */
-void pw_push(rd2h_pw *w, struct pw_item *it) {
+void pw_push(rd2h_pw *w, struct pw_item *it, bool light) {
   pthread_mutex_lock(&w->mu);
   bool first = !w->item;
   if (first)
@@ -59,8 +68,9 @@ void pw_push(rd2h_pw *w, struct pw_item *it) {
     w->item_tail->next = it;
   w->item_tail = it;
   pthread_mutex_unlock(&w->mu);
-  if (first)
-    rd2h_eventfd_set(w->item_fd);
+  if (!first || (light && pw_send_now(w)))
+    return;
+  pw_wake(w);
 }
 
 /* ---- sender thread ---- */
@@ -116,8 +126,9 @@ bool pw_run_items(rd2h_pw *w) {
   struct pw_item *it = w->item, *done = it, *tail = w->item_tail;
   bool stop = w->stop;
   w->item = NULL;
-  if (it || stop)
+  if (w->item_signalled)
     rd2h_eventfd_clear(w->item_fd);
+  w->item_signalled = false;
   pthread_mutex_unlock(&w->mu);
   for (; it; it = it->next)
     run_item(w, it);

@@ -13,48 +13,18 @@
 #define MAX_REQUESTS 65536u
 #define MAX_BATCHES 262144u
 #define IDLE_MS 600000u /* a connection without work is closed after this */
-#define TURN_EVENTS 64
-#define KEY_NONE UINT32_MAX /* epoll key of descriptors that only wake */
 
 /* ---- the sender thread ---- */
-static void take_engine(rd2h_pw *w) {
-  struct rd2h_completion c[8];
-  struct rd2h_peer_event ev[8];
-  while (rd2h_eng_poll(w->eng, c, 8) > 0 || rd2h_eng_events(w->eng, ev, 8) > 0)
-    ; /* Prefill reads nothing: this only drives engines whose target side needs it */
-}
-
-static void turn(rd2h_pw *w) {
-  w->now = rd2h_now_ns();
-  pw_endpoints_look(w);
-  if (rd2h_eng_caps(w->eng)->flags & RD2H_ENG_TARGET_PROGRESS)
-    take_engine(w);
-  if (rd2h_pm_next_deadline(w->pm) <= w->now)
-    rd2h_pm_tick(w->pm, w->now);
-  pw_drain(w);
-  pw_endpoints_look(w); /* what was sent may have let answers in */
-  pw_publish(w);
-}
-
-static void turn_wait(rd2h_pw *w, uint64_t until) {
-  struct epoll_event ev[TURN_EVENTS];
-  uint64_t next = rd2h_pm_next_deadline(w->pm);
-  int n = epoll_wait(w->epoll, ev, TURN_EVENTS, rd2h_epoll_timeout(next < until ? next : until, rd2h_now_ns()));
-  for (int i = 0; i < n; i++)
-    if (ev[i].data.u32 != KEY_NONE)
-      pw_endpoint_mark(w, ev[i].data.u32);
-}
-
 /* Readers get settle_ms to end, then every epoch is closed: nothing is read from this rank's memory afterwards. */
 static void settle_all(rd2h_pw *w) {
   struct rd2h_pm_stats st;
   uint64_t until = rd2h_now_ns() + w->o.settle_ms * RD2H_MS;
   for (;;) {
-    turn(w);
+    pw_turn(w);
     rd2h_pm_stats(w->pm, &st);
     if (!st.outstanding || w->now >= until)
       break;
-    turn_wait(w, until);
+    pw_sleep(w, until);
   }
   if (st.outstanding)
     RD2H_WARN("prefill rank %u: shuts down with %u messages unanswered after %u ms (settle_ms)", w->o.tp_rank, st.outstanding,
@@ -65,15 +35,17 @@ static void settle_all(rd2h_pw *w) {
 
 static void *sender_main(void *arg) {
   rd2h_pw *w = arg;
+  pthread_mutex_lock(&w->role);
   for (;;) {
     w->now = rd2h_now_ns();
     bool go_on = pw_run_items(w);
     if (!go_on)
       break;
-    turn(w);
-    turn_wait(w, RD2H_NEVER);
+    pw_turn(w);
+    pw_sleep(w, RD2H_NEVER);
   }
   settle_all(w);
+  pthread_mutex_unlock(&w->role);
   return NULL;
 }
 
@@ -91,17 +63,6 @@ static int open_machine(rd2h_pw *w, struct rd2h_error *err) {
   return rd2h_pm_create(&cfg, &w->pm, err);
 }
 
-static int open_loop(rd2h_pw *w, struct rd2h_error *err) {
-  w->epoll = epoll_create1(EPOLL_CLOEXEC);
-  w->item_fd = rd2h_eventfd_open(err);
-  w->ended_fd = rd2h_eventfd_open(err);
-  if (w->epoll < 0 || w->item_fd < 0 || w->ended_fd < 0)
-    return rd2h_fail(err, RD2H_LIMIT, "event descriptors: %s; raise the limit of open files (ulimit -n)", strerror(errno));
-  int engine_fd = rd2h_eng_caps(w->eng)->flags & RD2H_ENG_TARGET_PROGRESS ? rd2h_eng_fd(w->eng) : -1;
-  int rc = rd2h_epoll_add(w->epoll, w->item_fd, KEY_NONE, err);
-  return rc || engine_fd < 0 ? rc : rd2h_epoll_add(w->epoll, engine_fd, KEY_NONE, err);
-}
-
 static int start(rd2h_pw *w, struct rd2h_error *err) {
   char name[16];
   rd2h_nofile_raise(MAX_ENDPOINTS * 4);
@@ -117,7 +78,7 @@ static int start(rd2h_pw *w, struct rd2h_error *err) {
   int rc = open_engine(w, err);
   rc = rc ? rc : open_machine(w, err);
   rc = rc ? rc : pw_make_meta(w, err);
-  rc = rc ? rc : open_loop(w, err);
+  rc = rc ? rc : pw_turn_open(w, err);
   if (rc)
     return rc;
   snprintf(name, sizeof name, "rd2h-p%u", w->o.tp_rank);
@@ -134,9 +95,10 @@ int rd2h_pw_create(const struct rd2h_prefill_opts *o, rd2h_pw **out, struct rd2h
     return rd2h_nomem(err, "Prefill worker");
   w->o = *o;
   w->n_layers = o->layout->n_layers;
-  w->epoll = w->item_fd = w->ended_fd = -1;
+  w->epoll = w->sleep = w->item_fd = w->ended_fd = -1;
   snprintf(w->session, sizeof w->session, strchr(o->host, ':') ? "[%s]:%ld" : "%s:%ld", o->host, (long)getpid());
   pthread_mutex_init(&w->mu, NULL);
+  pthread_mutex_init(&w->role, NULL);
   rd2h_slab_init(&w->ending_slot, sizeof(struct pw_ended *), 0);
   int rc = start(w, err);
   if (rc) {
@@ -154,7 +116,7 @@ static void stop_thread(rd2h_pw *w) {
   pthread_mutex_lock(&w->mu);
   w->stop = true;
   pthread_mutex_unlock(&w->mu);
-  rd2h_eventfd_set(w->item_fd);
+  pw_wake(w);
   pthread_join(w->thread, NULL);
 }
 
@@ -192,9 +154,11 @@ void rd2h_pw_destroy(rd2h_pw *w) {
   pw_steps_free(w);
   rd2h_gate_free(&w->gate);
   free_buffers(w);
+  close_fd(w->sleep);
   close_fd(w->epoll);
   close_fd(w->item_fd);
   close_fd(w->ended_fd);
+  pthread_mutex_destroy(&w->role);
   pthread_mutex_destroy(&w->mu);
   rd2h_free(w);
 }

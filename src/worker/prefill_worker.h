@@ -2,7 +2,7 @@
 #ifndef RD2H_PREFILL_WORKER_H
 #define RD2H_PREFILL_WORKER_H
 /* Inside the Prefill worker; shared by its own files only. The caller's thread makes steps and batches and hands them over
- * through a queue; all else is the sender thread's. */
+ * through a queue; all else is the sender's: the sender thread, or the caller's while it has taken the role (prefill_turn.c). */
 #include "engine/engine.h"
 #include "protocol/prefill_machine.h"
 #include "scheduler/step.h"
@@ -11,6 +11,7 @@
 #include "worker/worker.h"
 
 #define PW_TEXT 320
+#define PW_KEY_NONE UINT32_MAX /* epoll key of a descriptor that only wakes; an endpoint's are 2 * handle, its monitor's one more */
 #define PW_VARIANTS 2u /* of a step's request list: for layers without an indexer, and with one */
 
 /* The requests of one step that go to one endpoint. */
@@ -71,10 +72,11 @@ struct pw_ended {
   char id[];
 };
 
+enum { PW_SOCKET = 1, PW_MONITOR = 2 };
 struct pw_endpoint {
   void *socket, *monitor; /* NULL: no epoch */
   uint32_t epoch, member, ratio;
-  bool dirty;             /* to be looked at in this turn */
+  uint8_t dirty;          /* what of it is to be looked at in this turn */
   size_t unanswered;      /* bytes */
 };
 
@@ -88,13 +90,17 @@ struct rd2h_pw {
   char session[300];
   uint32_t n_layers;
   void *ctx;
-  int epoll, item_fd, ended_fd;
+  int epoll, item_fd, ended_fd; /* epoll: of the sockets */
+  int sleep; /* epoll of item_fd and epoll: where the sender thread sleeps */
   rd2h_eng *eng;
   rd2h_pm *pm;
   pthread_t thread;
   bool started;
+  pthread_mutex_t role; /* taken before the others; guards what is the sender's, and: */
+  uint64_t wakes_at;    /* the sender thread sleeps until then at most */
 
   struct rd2h_gate gate; /* its mutex guards also: */
+  bool wants_role; /* the caller waits, and would rather have the role */
   struct pw_batch *unsettled;
   struct pw_failure *failure; /* by layer; RD2H_RAISE only */
 
@@ -107,14 +113,14 @@ struct rd2h_pw {
   struct rd2h_slab ending_slot;
   struct rd2h_map *unsent; /* id -> minus the status: requests that could not be sent to a reader, until they end */
   struct rd2h_prefill_stats stats;
-  bool stop;
+  bool stop, item_signalled;
 
   /* the caller's thread */
   struct pw_step *step;
   struct pw_ended *collected;
   struct rd2h_arena ask; /* of wait_preempted */
 
-  /* the sender thread */
+  /* the sender */
   uint64_t now;
   struct rd2h_buf meta, out;
   struct pw_endpoint *endpoint; /* by handle of the machine */
@@ -140,7 +146,9 @@ bool pw_encode_list(rd2h_pw *, const struct pw_step *, struct pw_group *, uint32
 struct pw_batch *pw_batch_take(rd2h_pw *, uint32_t reqs);
 void pw_batch_give(rd2h_pw *, struct pw_batch *);
 struct pw_item *pw_item_take(rd2h_pw *);
-void pw_push(rd2h_pw *, struct pw_item *);
+/* light: may be carried out on the caller's thread. */
+void pw_push(rd2h_pw *, struct pw_item *, bool light);
+void pw_wake(rd2h_pw *); /* any thread: the sender thread is to look */
 bool pw_run_items(rd2h_pw *); /* sender; false: stop */
 void pw_settle(rd2h_pw *, struct pw_batch *, int status, const char *text);
 void pw_settled(rd2h_pw *, const char *id, int status);
@@ -153,10 +161,18 @@ bool pw_endpoint_room(rd2h_pw *, uint32_t endpoint);
 int pw_endpoint_open(rd2h_pw *, uint32_t endpoint, uint32_t epoch, struct rd2h_error *);
 void pw_endpoint_close(rd2h_pw *, uint32_t endpoint);
 void pw_endpoint_send(rd2h_pw *, uint32_t endpoint, const void *p, size_t n);
-void pw_endpoint_mark(rd2h_pw *, uint32_t endpoint);
+void pw_endpoint_mark(rd2h_pw *, uint32_t endpoint, uint8_t what);
 void pw_endpoints_look(rd2h_pw *); /* takes in what marked endpoints have */
 /* prefill_action.c */
 void pw_drain(rd2h_pw *);
+/* prefill_turn.c */
+int pw_turn_open(rd2h_pw *, struct rd2h_error *);
+void pw_turn(rd2h_pw *);                  /* with the role: everything that is due but the queue */
+void pw_sleep(rd2h_pw *, uint64_t until); /* sender thread: gives the role away until something is due */
+/* The caller's thread: carries out what is queued, if the role can be had. */
+bool pw_send_now(rd2h_pw *);
+/* The caller's thread waits until ready(arg) (called with the gate's mutex held); returns with it held: OK or TIMEOUT. */
+int pw_wait(rd2h_pw *, uint32_t timeout_ms, bool (*ready)(void *), void *arg);
 /* prefill_meta.c */
 int pw_make_meta(rd2h_pw *, struct rd2h_error *);
 #endif
