@@ -10,8 +10,9 @@ ROOT = Path(__file__).resolve().parent.parent
 # Room of src/ -> rooms that it may include, besides itself and the public headers.
 ROOMS = {
     "base": "",
-    "pool": "base",
+    "pool": "base device",
     "completion": "base",
+    "device": "base",
     "wire": "base",
     "layout": "base",
     "plan": "base layout",
@@ -19,8 +20,8 @@ ROOMS = {
     "protocol": "base wire layout plan",
     "engine": "base",
     "rendezvous": "base",
-    "worker": "base wire layout plan scheduler protocol engine rendezvous",
-    "connector": "base wire layout plan scheduler protocol engine rendezvous worker",
+    "worker": "base device wire layout plan scheduler protocol engine rendezvous",
+    "connector": "base device wire layout plan scheduler protocol engine rendezvous worker",
 }
 # Headers of a room that other rooms may include; <room>.h where nothing else is said.
 FACES = {
@@ -36,7 +37,7 @@ LIBRARIES = {
     "zmq.h": "worker cli", # cli: the bare pair that bench pair measures beside
     "curl/curl.h": "rendezvous",
     "jansson.h": "scheduler rendezvous connector cli",
-    "pthread.h": "base engine rendezvous worker connector cli examples",
+    "pthread.h": "base device engine rendezvous worker connector cli examples",
 }
 # Tests beside the code may use these, too.
 TEST_LIBRARIES = "cmocka.h jansson.h pthread.h zmq.h msgpack.h curl/curl.h"

@@ -4,6 +4,7 @@
 /* The public C API of rd2h: one header a subject, this one for all of them. */
 #include <rd2h/completion.h>
 #include <rd2h/decode.h>
+#include <rd2h/device.h>
 #include <rd2h/engine.h>
 #include <rd2h/layout.h>
 #include <rd2h/log.h>
