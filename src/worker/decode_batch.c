@@ -85,7 +85,9 @@ static void finish(rd2h_dw *w, struct dw_batch *b, int status, const char *why) 
   char text[DW_TEXT];
   if (status && status != RD2H_CANCELED)
     RD2H_WARN("decode rank %u: read of %u descriptors from %s failed: %s", w->o.tp_rank, b->d.n, p->session, why);
-  snprintf(text, sizeof text, "%s", status ? why : "");
+  text[0] = 0;
+  if (status)
+    snprintf(text, sizeof text, "%s", why);
   uint32_t handle = b->handle;
   w->batch[handle] = NULL;
   give(w, b);

@@ -217,10 +217,11 @@ static bool receive_one(rd2h_dw *w) {
   return true;
 }
 
-/* Descriptors of reads that have ended by now are used again for the next message, while they are in the caches. */
+/* Descriptors of reads that have ended by now are used again for the next message, while they are in the caches. Where
+ * messages come one by one none is looked for behind the first: that turn_wait does, after the answer. */
 uint32_t dw_receive(rd2h_dw *w) {
-  uint32_t n = 0;
-  while (n < TURN_MAX && receive_one(w)) {
+  uint32_t n = 0, most = w->burst ? TURN_MAX : 1;
+  while (n < most && receive_one(w)) {
     n++;
     if (w->descs_held > DESCS_UNPOLLED)
       dw_complete(w);

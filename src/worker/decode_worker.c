@@ -20,7 +20,8 @@ enum { KEY_ROUTER, KEY_COMMAND, KEY_ENGINE };
 /* ---- the control thread ---- */
 static void turn_wait(rd2h_dw *w) {
   struct epoll_event ev[4];
-  int timeout = rd2h_zmq_readable(w->router) ? 0 : rd2h_epoll_timeout(rd2h_dm_next_deadline(w->dm), rd2h_now_ns());
+  w->burst = rd2h_zmq_readable(w->router);
+  int timeout = w->burst ? 0 : rd2h_epoll_timeout(rd2h_dm_next_deadline(w->dm), rd2h_now_ns());
   epoll_wait(w->epoll, ev, RD2H_COUNT(ev), timeout); /* every source is looked at each turn, whichever woke us */
 }
 

@@ -58,6 +58,7 @@ struct rd2h_dw {
   rd2h_dm *dm;
   pthread_t thread;
   bool started;
+  bool burst; /* there was a message more when the last turn ended */
   uint8_t incarnation[16]; /* new at every start */
   uint64_t now;
 
