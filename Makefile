@@ -4,7 +4,7 @@ PREFIX ?= /usr/local
 SECONDS ?= 60
 TARGETS ?=
 .DEFAULT_GOAL := help
-.PHONY: help setup build check demo e2e bench fuzz asan tsan install wheel clean format
+.PHONY: help setup build check demo e2e interop bench fuzz asan tsan install wheel clean format
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -23,6 +23,9 @@ demo: build ## see it work: two processes in C, then two vLLM engines
 
 e2e: setup ## two vLLM engines, every model and scenario; table in build/e2e.json
 	@.venv/bin/python scripts/check.py e2e
+
+interop: setup ## against the reference connector, both versions, both roles; table in build/interop.json
+	@.venv/bin/python scripts/check.py interop
 
 bench: build ## beside every peer: build/bench.json, docs/benchmarks.md, plots; BENCH="--small --rounds 3" for less
 	@.venv/bin/python bench/run.py $(BENCH)

@@ -1,22 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A live rank of the reference connector: its own thread and protocol code over memory of this process.
+"""Ranks of the reference connector, each a process: its own threads and protocol code over memory that its starter mapped.
 
-    peers.py decode   reads one JSON line of configuration, prints {"ev": "listening"}, then what happens, until stdin closes
-    peers.py prefill  reads one JSON line, publishes what its tasks say, prints {"ev": "acked"} a layer, until stdin closes
-
-Memory: every layer has 2 main tensors, an indexer and (scale_bytes > 0) a scale, num_blocks blocks each. Checksums are printed by
-block, so that both sides can be compared: {"ev": "sums", "layer/tensor": [crc32 of block 0, ...]}.
+peers.py reads JSON lines: {"socket": path} forks a rank, which connects there and reads and writes JSON lines itself. The package is
+imported once, before the forks. A rank's first line is its configuration: role "prefill" or "decode", layers, memory.
 """
 from __future__ import annotations
 
 import ctypes
 import json
 import logging
+import mmap
 import os
+import signal
+import socket
 import sys
 import threading
 import time
-import zlib
 
 import stubs
 
@@ -25,54 +24,60 @@ from vllm_ascend.distributed.kv_transfer.kv_p2p.sfa_pd_rd2h import protocol, rea
 from vllm_ascend.distributed.kv_transfer.utils.memfabric_transfer_engine import MemfabricBackend  # noqa: E402
 
 TENSORS = ("k", "v", "indexer", "scale")
-_lock = threading.Lock()
+WAIT_S = 20
 
 
-def emit(**kw) -> None:
-    with _lock:
-        sys.stdout.write(json.dumps(kw) + "\n")
-        sys.stdout.flush()
+class Line:
+    """JSON lines over the socket; anybody may say something."""
+
+    def __init__(self, path: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(path)
+        self._file = self._socket.makefile("rw")
+        self._lock = threading.Lock()
+
+    def say(self, **what) -> None:
+        with self._lock:
+            self._file.write(json.dumps(what) + "\n")
+            self._file.flush()
+
+    def hear(self) -> dict:
+        line = self._file.readline()
+        return json.loads(line) if line else {"cmd": "end"}
 
 
-class _LogLines(logging.Handler):
-    def emit(self, record):
-        emit(ev="log", level=record.levelname, text=record.getMessage())
+class LogLines(logging.Handler):
+    def __init__(self, line: Line) -> None:
+        super().__init__()
+        self._line = line
+
+    def emit(self, record) -> None:
+        self._line.say(ev="log", level=record.levelname, text=record.getMessage())
 
 
 class Memory:
-    """Tensors of all layers; filled with bytes that name their place, or with zeros."""
+    """The starter's files, mapped here: base addresses and block bytes of tensors."""
 
-    def __init__(self, cfg: dict, filled: bool):
-        self.blocks = cfg["num_blocks"]
-        self.sizes = [n for n in (cfg["k_bytes"], cfg["v_bytes"], cfg.get("indexer_bytes", 0), cfg.get("scale_bytes", 0)) if n]
-        self.buffers = {}
-        for i in range(cfg["layers"]):
-            for t, size in zip(TENSORS, self.sizes):
-                raw = ctypes.create_string_buffer(size * self.blocks)
-                if filled:
-                    for b in range(self.blocks):
-                        ctypes.memset(ctypes.addressof(raw) + b * size, (31 * i + 7 * TENSORS.index(t) + 3 * b + 1) & 255, size)
-                self.buffers[i, t] = raw
-
-    def base(self, layer: int, tensor: str) -> int:
-        return ctypes.addressof(self.buffers[layer, tensor])
-
-    def sums(self) -> dict:
-        size = dict(zip(TENSORS, self.sizes))
-        return {f"{i}/{t}": [zlib.crc32(raw.raw[b * size[t]:(b + 1) * size[t]]) for b in range(self.blocks)]
-                for (i, t), raw in self.buffers.items()}
+    def __init__(self, files: list[dict]) -> None:
+        self.base, self.size, self._maps = {}, {}, []
+        for file in files:
+            with open(file["path"], "r+b") as f:
+                self._maps.append(mmap.mmap(f.fileno(), 0))
+            address = ctypes.addressof(ctypes.c_char.from_buffer(self._maps[-1]))
+            for name, (offset, size) in file["place"].items():
+                self.base[name], self.size[name] = address + offset, size
 
 
-class _Tensor:
+class Tensor:
     """What the read thread asks of a tensor."""
 
-    def __init__(self, base, rows, row_bytes):
+    def __init__(self, base: int, rows: int, row_bytes: int) -> None:
         self._base, self.shape = base, (rows, row_bytes)
 
-    def data_ptr(self):
+    def data_ptr(self) -> int:
         return self._base
 
-    def element_size(self):
+    def element_size(self) -> int:
         return 1
 
 
@@ -80,82 +85,110 @@ def layer_name(i: int) -> str:
     return f"model.layers.{i}.self_attn"
 
 
-def decode(cfg: dict) -> None:
-    mem = Memory(cfg, filled=False)
-    names = {layer_name(i): i for i in range(cfg["layers"])}
+# ---- Decode ----
+def decode(cfg: dict, line: Line) -> None:
+    memory, names = Memory(cfg["memory"]), {layer_name(i): n for n, i in enumerate(cfg["layers"])}
 
-    def optional(tensor, key):
-        n = cfg.get(key, 0)
-        return [_Tensor(mem.base(i, tensor), mem.blocks, n) if n else None for i in range(cfg["layers"])]
+    def optional(tensor: str) -> list[Tensor | None]:
+        keys = [f"{i}/{tensor}" for i in cfg["layers"]]
+        return [Tensor(memory.base[k], cfg["blocks"], memory.size[k]) if k in memory.base else None for k in keys]
 
     state = read_thread.ConsumerReadState(
-        num_blocks=mem.blocks, tp_size=1, layer_metadata=dict.fromkeys(names), main_name_to_idx=names, cpu_pools=[None] * len(names),
-        main_gva_bases=[(mem.base(i, "k"), mem.base(i, "v")) for i in range(cfg["layers"])],
-        main_block_lens=[(cfg["k_bytes"], cfg["v_bytes"])] * cfg["layers"], indexer_tensors=optional("indexer", "indexer_bytes"),
-        indexer_scale_tensors=optional("scale", "scale_bytes"),
-        dest_blocks_by_req={r: tuple(v) for r, v in cfg["requests"].items()}, get_offload_layer_id=lambda n: names[n])
-    engine = stubs.Engine(move=cfg.get("move", True), fail=cfg.get("fail", False))
-    thread = read_thread.MembPullReadThread(tp_rank=0, side_channel_port=cfg["port"], engine=MemfabricBackend(engine, 0), state=state)
+        num_blocks=cfg["blocks"], tp_size=cfg["tp_size"], layer_metadata=dict.fromkeys(names), main_name_to_idx=names,
+        cpu_pools=[None] * len(names), main_gva_bases=[(memory.base[f"{i}/k"], memory.base[f"{i}/v"]) for i in cfg["layers"]],
+        main_block_lens=[(memory.size[f"{i}/k"], memory.size[f"{i}/v"]) for i in cfg["layers"]], indexer_tensors=optional("indexer"),
+        indexer_scale_tensors=optional("scale"), dest_blocks_by_req={}, get_offload_layer_id=lambda name: names[name])
+    engine = stubs.Engine(move=cfg["move"], fail_on=cfg["fail_on"])
+    thread = read_thread.MembPullReadThread(tp_rank=cfg["tp_rank"], side_channel_port=cfg["port"], engine=MemfabricBackend(engine, 0),
+                                            state=state)
     thread.start()
-    thread.ready_event.wait(20)
-    if thread.startup_error:
-        raise SystemExit(f"reference Decode did not start: {thread.startup_error!r}")
-    emit(ev="listening")
-    threading.Thread(target=_report, args=(thread,), daemon=True).start()
-    for line in sys.stdin:
-        if line.strip() == "sums":
-            emit(ev="sums", sums=mem.sums(), calls=engine.calls, bytes=engine.bytes)
-    os._exit(0)
+    thread.ready_event.wait(WAIT_S)
+    line.say(ev="listening", error=repr(thread.startup_error) if thread.startup_error else None)
+    threading.Thread(target=report, args=(thread, line), daemon=True).start()
+    while (what := line.hear())["cmd"] != "end":
+        if what["cmd"] == "install":
+            state.dest_blocks_by_req.update({ext: tuple(blocks) for ext, blocks in what["requests"].items()})
+        line.say(ev=what["cmd"], calls=engine.calls, bytes=engine.bytes)
 
 
-def _report(thread) -> None:
+def report(thread, line: Line) -> None:
     while True:
         for ev, ids in (("done", thread.get_and_clear_done()), ("failed", thread.get_and_clear_failed())):
-            if ids:
-                emit(ev=ev, ids=sorted(map(str, ids)))
-        time.sleep(0.005)  # the reference offers no way to wait for it
+            for ext in ids:
+                line.say(ev=ev, id=str(ext))
+        time.sleep(0.002)  # the reference offers no way to wait for it
 
 
-def _request(port: int, blocks: list, tokens: int):
-    fields = dict.fromkeys(("remote_engine_id", "remote_te_rpc_port", "remote_layer_metadata", "metaserver", "remote_tp_size",
+# ---- Prefill ----
+def request_of(fields: dict):
+    unused = dict.fromkeys(("remote_engine_id", "remote_te_rpc_port", "remote_layer_metadata", "metaserver", "remote_tp_size",
                             "remote_pcp_size", "remote_dcp_size"))
-    return protocol.SfaPDProducerReqMeta(
-        local_block_ids=blocks, token_ids=[], remote_block_ids=[], remote_block_size=[], remote_host="127.0.0.1", remote_port=port,
-        chunk_finish=True, local_computed_tokens=tokens, **fields)
+    return protocol.SfaPDProducerReqMeta(token_ids=[], remote_block_ids=[], remote_block_size=[], remote_host="127.0.0.1",
+                                         **fields, **unused)
 
 
-def prefill(cfg: dict) -> None:
-    mem = Memory(cfg, filled=True)
+def layer_metadata(cfg: dict, memory: Memory) -> dict:
     meta = {}
-    for i in range(cfg["layers"]):
-        n = len(mem.sizes)
-        meta[layer_name(i)] = protocol.LayerMetadata([0, 0, 1, 1][:n], [mem.base(i, t) for t in TENSORS[:n]], mem.sizes, [1] * n, 2, n > 2)
+    for i in cfg["layers"]:
+        have = [t for t in TENSORS if f"{i}/{t}" in memory.base]
+        bases, sizes = [memory.base[f"{i}/{t}"] + cfg["shift"] for t in have], [memory.size[f"{i}/{t}"] for t in have]
+        meta[layer_name(i)] = protocol.LayerMetadata([0, 0, 1, 1][:len(have)], bases, sizes, [1] * len(have), 2, len(have) > 2)
+    return meta
+
+
+def prefill(cfg: dict, line: Line) -> None:
+    memory = Memory(cfg["memory"])
+    slots = {i: (2 * n, 2 * n + 1) for n, i in enumerate(cfg["layers"])}
     state = send_thread.ProducerSendState(
-        last_layer_idx=cfg["layers"] - 1, layer_metadata=meta, p_session=f"127.0.0.1:{os.getpid()}", main_group_idx=0,
-        indexer_group_idx=1, block_sizes=(16, 16), layer_storage_slots={i: (2 * i, 2 * i + 1) for i in range(cfg["layers"])})
+        last_layer_idx=cfg["layers"][-1], layer_metadata=layer_metadata(cfg, memory), p_session=f"127.0.0.1:{os.getpid()}",
+        main_group_idx=0, indexer_group_idx=cfg["groups"] - 1, block_sizes=(cfg["block_tokens"],) * cfg["groups"],
+        layer_storage_slots=slots)
     if hasattr(state, "producer_pp_rank"):
-        state.producer_pp_rank, state.producer_pp_size = int(os.environ.get("PP_RANK", "0")), int(os.environ.get("PP_SIZE", "1"))
+        state.producer_pp_rank, state.producer_pp_size = cfg["pp_rank"], cfg["pp_size"]
     ready = threading.Event()
     thread = send_thread.MembPullSendingThread(ready_event=ready, state=state)
     thread.start()
-    ready.wait(20)
-    if thread.startup_error:
-        raise SystemExit(f"reference Prefill did not start: {thread.startup_error!r}")
-    requests = {f"{r}-12345678": _request(cfg["port"], blocks, 16 * len(blocks[0])) for r, blocks in cfg["requests"].items()}
-    for i in range(cfg["layers"]):
-        thread.mark_layer_pending(i)
-        thread.send_queue.put(protocol.SendTask(send_request=requests, layer_idx=i, layer_name=layer_name(i)))
-    for i in range(cfg["layers"]):
-        opened = all(thread.get_storage_send_event(s).wait(20) for s in (2 * i, 2 * i + 1))
-        error = next((e for e in map(thread.get_storage_error, (2 * i, 2 * i + 1)) if e is not None), None)
-        emit(ev="acked", layer=i, ok=opened and error is None, error=None if error is None else str(error))
-    emit(ev="sums", sums=mem.sums())
-    sys.stdin.read()
-    os._exit(0)
+    ready.wait(WAIT_S)
+    line.say(ev="listening", error=repr(thread.startup_error) if thread.startup_error else None)
+    while (what := line.hear())["cmd"] != "end":
+        requests = {r: request_of(fields) for r, fields in what["requests"].items()}
+        for i in cfg["layers"]:
+            thread.mark_layer_pending(i)
+            thread.send_queue.put(protocol.SendTask(send_request=requests, layer_idx=i, layer_name=layer_name(i)))
+        line.say(ev="step", errors={str(i): wait_layer(thread, slots[i]) for i in cfg["layers"]})
+
+
+def wait_layer(thread, slots: tuple[int, int]) -> str | None:
+    """What the forward would be told: nothing, the reader's text, or that no answer came."""
+    opened = all(thread.get_storage_send_event(s).wait(WAIT_S) for s in slots)
+    errors = [e for e in map(thread.get_storage_error, slots) if e is not None]
+    return str(errors[0]) if errors else None if opened else f"no answer in {WAIT_S} s"
+
+
+# ---- processes ----
+def rank(path: str) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    line = Line(path)
+    log = logging.getLogger("vllm")
+    log.handlers[:] = [LogLines(line)]
+    log.propagate = False
+    cfg = line.hear()
+    {"decode": decode, "prefill": prefill}[cfg["role"]](cfg, line)
+
+
+def main() -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    print(json.dumps({"ev": "ready"}), flush=True)
+    for text in sys.stdin:
+        pid = os.fork()
+        if not pid:
+            try:
+                os.close(0)
+                rank(json.loads(text)["socket"])
+            finally:
+                os._exit(0)
+        print(json.dumps({"pid": pid}), flush=True)
 
 
 if __name__ == "__main__":
-    log = logging.getLogger("vllm")
-    log.handlers[:] = [_LogLines()]
-    log.propagate = False
-    {"decode": decode, "prefill": prefill}[sys.argv[1]](json.loads(sys.stdin.readline()))
+    main()

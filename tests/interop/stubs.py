@@ -136,10 +136,10 @@ _libc.process_vm_readv.argtypes = [ctypes.c_int, ctypes.POINTER(_Iovec), ctypes.
 
 
 class Engine:
-    """The reference's engine interface. move False: counts only. fail: every read returns an error."""
+    """The reference's engine interface. move False: counts only. fail_on: calls, from 1, that return an error; 0 among them: all."""
 
-    def __init__(self, move: bool = True, fail: bool = False):
-        self.move, self.fail, self.calls, self.bytes = move, fail, 0, 0
+    def __init__(self, move: bool = True, fail_on=()):
+        self.move, self.fail_on, self.calls, self.bytes = move, set(fail_on), 0, 0
 
     def initialize(self, *_, **__):
         return 0
@@ -153,7 +153,7 @@ class Engine:
     def batch_transfer_sync_read(self, session, local, peer, length):
         self.calls += 1
         self.bytes += sum(length)
-        if self.fail:
+        if self.calls in self.fail_on or 0 in self.fail_on:
             return -7
         pid = int(session.rpartition(":")[2])
         for i in range(0, len(local) if self.move else 0, IOVECS):
