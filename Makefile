@@ -3,6 +3,8 @@
 PREFIX ?= /usr/local
 SECONDS ?= 60
 TARGETS ?=
+SEEDS ?= 5000
+FIRST_SEED ?= 1
 .DEFAULT_GOAL := help
 .PHONY: help setup build check demo e2e interop bench fuzz asan tsan install wheel clean format
 
@@ -29,6 +31,12 @@ interop: setup ## against the reference connector, both versions, both roles; ta
 
 bench: build ## beside every peer: build/bench.json, docs/benchmarks.md, plots; BENCH="--small --rounds 3" for less
 	@.venv/bin/python bench/run.py $(BENCH)
+
+sim: build ## simulated clusters with faults: SEEDS=5000 FIRST_SEED=1; a seed that fails is made small and shown
+	@build/tests/sim/sim --seeds $(SEEDS) --first $(FIRST_SEED)
+
+mutations: build ## what is broken on purpose, and the seed of the simulation that notices; table in build/mutations.json
+	@.venv/bin/python tests/sim/mutations.py
 
 fuzz: ## fuzz targets for SECONDS=60 each; TARGETS="a b" for some of them
 	@scripts/build.sh fuzz

@@ -31,7 +31,7 @@ void fault_pair(struct world *w, uint32_t p, uint32_t d, const char *why, uint64
     if ((p == RD2H_INDEX_NONE || j->p == p) && (d == RD2H_INDEX_NONE || j->d == d) && !over(j))
       job_fault(w, j, why);
   }
-  if (w->p[0].legacy && d != RD2H_INDEX_NONE) { /* it never sends metadata again, and its forward waits for ever */
+  if (any_legacy_prefill(w) && d != RD2H_INDEX_NONE) { /* it never sends metadata again, and its forward waits for ever */
     fault_all(w, why, 3600 * SEC);
     return;
   }

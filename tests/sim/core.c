@@ -42,6 +42,11 @@ bool rng_chance(struct rng *r, uint32_t permille) {
   return rng_below(r, 1000) < permille;
 }
 
+/* Every planned thing draws from a stream of its own: leaving one out does not change another. */
+void rng_stream(struct world *w, struct rng *r, uint32_t stream, uint32_t index) {
+  rng_seed(r, w->seed * UINT64_C(0x9e3779b97f4a7c15) ^ (uint64_t)stream << 32 ^ index);
+}
+
 /* ---- events: a heap ordered by time, then by the order of their making ---- */
 static bool before(const struct event *a, const struct event *b) {
   return a->at < b->at || (a->at == b->at && a->order < b->order);
@@ -186,6 +191,17 @@ void trace(struct world *w, const char *fmt, ...) {
   va_list ap;
   va_start(ap, fmt);
   printf("%10.6f  ", (double)w->now / 1e9);
+  vprintf(fmt, ap);
+  putchar('\n');
+  va_end(ap);
+}
+
+void tell(struct world *w, const char *fmt, ...) {
+  if (!w->c.verbose && !w->c.story)
+    return;
+  va_list ap;
+  va_start(ap, fmt);
+  printf(w->c.story ? "#   %9.3f s  " : "%10.6f  ", (double)w->now / 1e9);
   vprintf(fmt, ap);
   putchar('\n');
   va_end(ap);

@@ -148,7 +148,7 @@ void decode_abort(struct world *w, struct job *j, int status, const char *why) {
   struct dengine *de = &w->d[j->d];
   if (j->d_state != D_WAITING || j->d_inc != de->inc || j->aborted)
     return;
-  trace(w, "Decode ends %s: %s", j->id, why);
+  tell(w, "Decode ends %s: %s", j->id, why);
   j->aborted = true;
   job_fault(w, j, why);
   for (uint32_t r = 0; r < de->tp; r++) {
@@ -228,7 +228,7 @@ void dengine_crash(struct world *w, uint32_t d, bool slow) {
   struct dengine *de = &w->d[d];
   if (!de->rank[0].proc.alive)
     return;
-  trace(w, "Decode engine %u crashes", d);
+  tell(w, "Decode engine %u crashes%s", d, slow ? ", slowly noticed" : "");
   w->tally.crashes++;
   if (slow)
     fault_all(w, "Decode crashed, noticed late", 60 * SEC);

@@ -308,6 +308,7 @@ static void note_arrival(struct world *w, struct drank *dr, struct msg *m) {
 /* Some legacy senders say done twice. */
 static struct msg *echo_of(struct world *w, const struct msg *m) {
   struct msg *e = msg_new(w, RD2H_MSG_READY);
+  w->tally.echoes++;
   memcpy(e->layer, m->layer, sizeof e->layer);
   memcpy(e->done_ext, m->done_ext, sizeof e->done_ext);
   memcpy(e->done, m->done, sizeof e->done);

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The transfer engine: a read copies its cells in a few pieces over some time, so that a source overwritten meanwhile shows. It
- * may fail, be slow, ignore a cancel, or hang until it is canceled or its own time limit ends it. */
+ * may fail, be slow, ignore a cancel, or hang until it is canceled or its own time limit ends it.
+ *
+ * In some worlds its calls block: threads take one read at a time, one call in flight a session, and a stopped Prefill holds up
+ * whoever reads from it. A call that lasts makes its session suspect: what waits for it fails at once. */
 #include "sim.h"
 #include <stdlib.h>
 
@@ -66,10 +69,31 @@ static void check_origin(struct world *w, const struct read *r, const struct msg
   }
 }
 
+static void piece(struct world *, void *, uint64_t);
+static void next_call(struct world *, struct drank *);
+
+static uint64_t key_of(const struct world *w, const struct read *r) {
+  return (uint64_t)r->gen << 16 | (uint32_t)(r - w->read);
+}
+
+static struct read *read_of(struct world *w, uint64_t key) {
+  struct read *r = &w->read[key & 0xffff];
+  return r->used && r->gen == key >> 16 ? r : NULL;
+}
+
+static void end_call(struct world *w, struct drank *dr, const struct read *r) {
+  if (!w->c.threads || w->d[dr->d].legacy || r->queued)
+    return;
+  dr->reading--;
+  if (!--w->conn[r->conn].reading)
+    w->conn[r->conn].suspect = false;
+}
+
 static void over(struct world *w, struct read *r, int status) {
   struct drank *dr = &w->d[r->d].rank[r->drank];
   bool legacy = w->d[r->d].legacy, told = r->fenced_off;
   uint32_t batch = r->batch;
+  end_call(w, dr, r);
   r->used = false;
   r->gen++;
   if (status && status != RD2H_CANCELED)
@@ -83,6 +107,78 @@ static void over(struct world *w, struct read *r, int status) {
   }
   rd2h_dm_read_done(dr->dm, batch, status, status ? "the simulated engine says so" : "", w->now);
   decode_pump(w, dr);
+  next_call(w, dr);
+}
+
+/* ---- an engine that blocks ---- */
+static void fail_queued(struct world *w, void *obj, uint64_t key) {
+  struct read *r = read_of(w, key);
+  (void)obj;
+  if (!r || !r->queued)
+    return;
+  for (uint32_t i = 0; i < r->msg->w.n_reqs; i++)
+    job_fault(w, &w->job[r->msg->job[i]], "its session is suspect");
+  over(w, r, RD2H_IO);
+}
+
+static void lasts_long(struct world *w, void *obj, uint64_t key) {
+  struct read *r = read_of(w, key);
+  struct drank *dr = obj;
+  if (!r || w->mut == MUT_SUSPECT_ENTERED)
+    return;
+  w->tally.suspect++;
+  w->conn[r->conn].suspect = true;
+  for (uint32_t i = 0; i < w->n_read; i++)
+    if (w->read[i].used && w->read[i].queued && w->read[i].conn == r->conn)
+      in(w, 0, &dr->proc, fail_queued, NULL, key_of(w, &w->read[i]));
+}
+
+static struct read *oldest_queued(struct world *w, const struct drank *dr) {
+  struct read *best = NULL;
+  for (uint32_t i = 0; i < w->n_read; i++) {
+    struct read *r = &w->read[i];
+    bool free = !w->conn[r->conn].reading || w->mut == MUT_SUSPECT_ENTERED;
+    if (r->used && r->queued && r->d == dr->d && r->drank == dr->rank && free && (!best || r->started < best->started))
+      best = r;
+  }
+  return best;
+}
+
+/* One stuck session costs one thread: while fewer are stuck than there are threads, the others do not wait. */
+static void check_wait(struct world *w, const struct drank *dr, const struct read *r) {
+  uint32_t stuck = 0;
+  for (uint32_t c = 0; c < w->n_conn; c++)
+    stuck += w->conn[c].d == dr->d && w->conn[c].drank == dr->rank && w->conn[c].held_at >= r->born;
+  bool excused = stuck >= w->c.threads || w->c.slow_permille || w->conn[r->conn].held_at >= r->born || r->paused != dr->proc.paused_ns;
+  if (w->now - r->born > SUSPECT_NS + SLACK_NS && !excused)
+    broken(w, "I7", "D%u.%u lets a read wait %.3f s for one of %u threads, though only %u sessions are stuck", dr->d, dr->rank,
+           (double)(w->now - r->born) / 1e9, w->c.threads, stuck);
+}
+
+static void next_call(struct world *w, struct drank *dr) {
+  struct read *r;
+  while (w->c.threads && dr->reading < w->c.threads && !w->failed && (r = oldest_queued(w, dr))) {
+    check_wait(w, dr, r);
+    r->queued = false;
+    r->started = w->now;
+    dr->reading++;
+    w->conn[r->conn].reading++;
+    in(w, rng_between(&w->rng, RD2H_MS / 10, 4 * RD2H_MS), &dr->proc, piece, NULL, key_of(w, r));
+    in(w, SUSPECT_NS, &dr->proc, lasts_long, dr, key_of(w, r));
+  }
+}
+
+static void queue_call(struct world *w, struct drank *dr, struct read *r) {
+  r->queued = true;
+  if (w->conn[r->conn].suspect)
+    in(w, RD2H_MS / 20, &dr->proc, fail_queued, NULL, key_of(w, r));
+  next_call(w, dr);
+}
+
+/* A call of a blocking engine does not return while its session is stuck or the other side stands still. */
+static bool held_up(struct world *w, const struct read *r) {
+  bool blocks = w->c.threads && !w->d[r->d].legacy;
+  return blocks && (w->now < w->conn[r->conn].stuck_until || w->p[r->p].rank[r->prank].proc.paused);
 }
 
 static void copy(struct world *w, struct read *r, uint32_t upto) {
@@ -98,11 +194,12 @@ static void copy(struct world *w, struct read *r, uint32_t upto) {
 
 static void piece(struct world *w, void *obj, uint64_t key) {
   (void)obj;
-  struct read *r = &w->read[key & 0xffff];
-  if (!r->used || r->gen != key >> 16)
+  struct read *r = read_of(w, key);
+  if (!r)
     return;
   bool source = w->p[r->p].rank[r->prank].proc.alive && w->p[r->p].inc == r->p_inc;
-  if (r->hangs && r->piece >= 1) { /* until a cancel or its own limit */
+  if ((r->hangs && r->piece >= 1) || held_up(w, r)) { /* until a cancel or its own limit */
+    w->conn[r->conn].held_at = w->now;
     if (w->now - r->started >= ENGINE_NS - RD2H_MS)
       over(w, r, RD2H_TIMEOUT);
     else
@@ -141,6 +238,8 @@ struct read *read_start(struct world *w, struct drank *dr, uint32_t conn, uint32
                      .p_inc = x->p_inc,
                      .gen = gen,
                      .started = w->now,
+                     .born = w->now,
+                     .paused = dr->proc.paused_ns,
                      .used = true,
                      .msg = m};
   for (uint32_t i = 0; i < ds->n && !w->failed; i++)
@@ -153,17 +252,22 @@ struct read *read_start(struct world *w, struct drank *dr, uint32_t conn, uint32
   if (r->hangs) {
     w->tally.hangs++;
     fault_all(w, "a read hangs", 60 * SEC);
+    if (w->c.threads)
+      w->conn[conn].stuck_until = w->now + rng_between(&w->rng, SEC, 30 * SEC);
   }
   for (uint32_t i = 0; (r->fails || r->hangs) && m && i < m->w.n_reqs; i++)
     job_fault(w, &w->job[m->job[i]], "its read fails");
-  in(w, rng_between(&w->rng, RD2H_MS / 10, 4 * RD2H_MS), &dr->proc, piece, NULL, (uint64_t)gen << 16 | (uint32_t)(r - w->read));
+  if (w->c.threads && dr->dm)
+    queue_call(w, dr, r);
+  else
+    in(w, rng_between(&w->rng, RD2H_MS / 10, 4 * RD2H_MS), &dr->proc, piece, NULL, key_of(w, r));
   return r;
 }
 
 static void canceled(struct world *w, void *obj, uint64_t key) {
   (void)obj;
-  struct read *r = &w->read[key & 0xffff];
-  if (r->used && r->gen == key >> 16)
+  struct read *r = read_of(w, key);
+  if (r)
     over(w, r, RD2H_CANCELED);
 }
 
@@ -173,7 +277,7 @@ void read_cancel(struct world *w, struct drank *dr, uint32_t batch) {
     if (!r->used || r->d != dr->d || r->drank != dr->rank || r->batch != batch || r->fenced_off)
       continue;
     r->cancel = true;
-    if (r->cancelable)
+    if (r->cancelable || r->queued)
       in(w, rng_between(&w->rng, RD2H_MS / 10, 3 * RD2H_MS), &dr->proc, canceled, NULL, (uint64_t)r->gen << 16 | i);
     return;
   }
@@ -181,6 +285,8 @@ void read_cancel(struct world *w, struct drank *dr, uint32_t batch) {
 }
 
 void reads_of_stopped(struct world *w, uint32_t d) {
+  for (uint32_t i = 0; i < MAX_TP; i++)
+    w->d[d].rank[i].reading = 0;
   for (uint32_t i = 0; i < w->n_read; i++)
     if (w->read[i].used && w->read[i].d == d) {
       w->read[i].used = false;

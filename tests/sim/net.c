@@ -13,6 +13,10 @@ static void connect_result(struct world *w, void *obj, uint64_t c) {
   (void)obj;
   if (x->state != CONN_CONNECTING)
     return;
+  if (w->now < w->away_until[x->p][x->d]) { /* tries on */
+    at(w, w->away_until[x->p][x->d] + delay(w), proc_of_conn_p(w, (uint32_t)c), connect_result, NULL, c);
+    return;
+  }
   struct proc *d = proc_of_conn_d(w, (uint32_t)c);
   if (!d->alive) {
     x->state = CONN_DEAD;
@@ -36,6 +40,12 @@ uint32_t net_connect(struct world *w, struct prank *pr, uint32_t d, uint32_t dra
   return c;
 }
 
+/* What is sent into a partition arrives after it, if the connection still lives. */
+static uint64_t arrival(struct world *w, const struct conn *x) {
+  uint64_t from = w->away_until[x->p][x->d] > w->now ? w->away_until[x->p][x->d] : w->now;
+  return from + delay(w);
+}
+
 static void arrive_at_decode(struct world *w, void *obj, uint64_t c) {
   struct conn *x = &w->conn[c];
   if (x->state == CONN_UP || (x->p_closed && x->drains))
@@ -52,7 +62,7 @@ void net_to_decode(struct world *w, uint32_t c, struct msg *m) {
   m->conn = c;
   if (x->state != CONN_UP)
     return;
-  uint64_t when = w->now + delay(w);
+  uint64_t when = arrival(w, x);
   x->last_to_d = when > x->last_to_d ? when : x->last_to_d + 1;
   at(w, x->last_to_d, proc_of_conn_d(w, c), arrive_at_decode, m, c);
 }
@@ -68,7 +78,7 @@ bool net_to_prefill(struct world *w, uint32_t c, struct msg *m) {
   if (x->state != CONN_UP || !m)
     return true;
   m->conn = c;
-  uint64_t when = w->now + delay(w);
+  uint64_t when = arrival(w, x);
   x->last_to_p = when > x->last_to_p ? when : x->last_to_p + 1;
   at(w, x->last_to_p, proc_of_conn_p(w, c), arrive_at_prefill, m, c);
   return true;
@@ -99,7 +109,7 @@ void net_break(struct world *w, uint32_t c, bool slow) {
   struct conn *x = &w->conn[c];
   if (x->state == CONN_DEAD)
     return;
-  trace(w, "connection %u (P%u.%u -> D%u.%u) breaks%s", c, x->p, x->rank, x->d, x->drank, slow ? ", slowly noticed" : "");
+  tell(w, "connection %u (P%u.%u -> D%u.%u) breaks%s", c, x->p, x->rank, x->d, x->drank, slow ? ", slowly noticed" : "");
   x->state = CONN_DEAD;
   tell_decode(w, c, w->now + notice(w, slow));
   in(w, notice(w, slow), proc_of_conn_p(w, c), tell_prefill, NULL, c);
@@ -120,4 +130,18 @@ void net_crash(struct world *w, struct proc *p, bool slow) {
     if (w->conn[c].state != CONN_DEAD &&
         (proc_of_conn_p(w, c) == p || (proc_of_conn_d(w, c) == p && w->conn[c].state == CONN_UP)))
       net_break(w, c, slow);
+}
+
+static void silence(struct world *w, void *obj, uint64_t c) {
+  (void)obj;
+  net_break(w, (uint32_t)c, false);
+}
+
+void net_partition(struct world *w, uint32_t p, uint32_t d, uint64_t ns) {
+  tell(w, "Prefill %u and Decode %u do not reach each other for %.3f s", p, d, (double)ns / 1e9);
+  if (w->away_until[p][d] < w->now + ns)
+    w->away_until[p][d] = w->now + ns;
+  for (uint32_t c = 0; ns > DEAD_NS && c < w->n_conn; c++)
+    if (w->conn[c].p == p && w->conn[c].d == d && w->conn[c].state == CONN_UP)
+      in(w, DEAD_NS, NULL, silence, NULL, c);
 }

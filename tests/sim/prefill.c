@@ -107,7 +107,7 @@ static void wait_preempted(struct world *w, void *obj, uint64_t job) {
       in(w, 5 * RD2H_MS, &pe->rank[0].proc, wait_preempted, pe, job);
       return;
     }
-  trace(w, "P%u preempts %s", pe->no, j->pid);
+  tell(w, "P%u preempts %s", pe->no, j->pid);
   w->tally.preemptions++;
   give_blocks(w, pe, j);
   j->p_state = P_WAITING;
@@ -231,7 +231,7 @@ void prefill_rendezvous(struct world *w, struct job *j) {
 void prefill_abort(struct world *w, struct job *j) {
   if (j->p_inc != w->p[j->p].inc || (j->p_state != P_WAITING && j->p_state != P_RUNNING))
     return;
-  trace(w, "Prefill's user aborts %s", j->pid);
+  tell(w, "Prefill's user aborts %s", j->pid);
   w->tally.aborts++;
   job_fault(w, j, "aborted at Prefill");
   j->p_abort = true;
@@ -290,7 +290,7 @@ void pengine_crash(struct world *w, uint32_t p, bool slow) {
   struct pengine *pe = &w->p[p];
   if (!pe->rank[0].proc.alive)
     return;
-  trace(w, "Prefill engine %u crashes", p);
+  tell(w, "Prefill engine %u crashes%s", p, slow ? ", slowly noticed" : "");
   w->tally.crashes++;
   fault_pair(w, p, RD2H_INDEX_NONE, "Prefill crashed", 12 * SEC);
   for (uint32_t r = 0; r < n_ranks(pe); r++) {

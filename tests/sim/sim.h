@@ -38,6 +38,8 @@ enum { MAIN, INDEXER, N_COMP };
 #define IDLE_NS (8 * SEC)
 #define PROBE_NS (1 * SEC)
 #define SLACK_NS (SEC / 2)
+#define SUSPECT_NS (1 * SEC) /* a call of a blocking engine that lasts longer makes its session suspect */
+#define DEAD_NS (5 * SEC)    /* of silence: then a transport takes the other side for dead */
 #define JOB_CACHE 0xfffeu /* stamps and owners of blocks that a prefix cache holds */
 
 /* What is broken on purpose, in the simulation's own glue, to see that the rules notice. */
@@ -60,7 +62,8 @@ enum { MAIN, INDEXER, N_COMP };
   X(COVERAGE_DROPPED, "success does not ask for coverage") \
   X(NONCE_IGNORED, "attempt nonces are ignored") \
   X(PARK_FOREVER, "a message without destinations is parked for ever") \
-  X(TOMBSTONES_OFF, "ended ids are forgotten at once")
+  X(TOMBSTONES_OFF, "ended ids are forgotten at once") \
+  X(SUSPECT_ENTERED, "threads of a blocking engine enter a suspect session")
 enum sim_mutation {
 #define SIM_MUT_ENUM(name, text) MUT_##name,
   SIM_MUTATIONS(SIM_MUT_ENUM)
@@ -136,6 +139,9 @@ struct conn {
   uint64_t last_to_d, last_to_p;
   bool deaf;     /* Decode's next send is refused once, though the connection lives */
   bool drains;   /* what was on its way when Prefill closed still arrives */
+  uint32_t reading; /* calls of a blocking engine that are in this session */
+  bool suspect;     /* one of them lasts too long */
+  uint64_t stuck_until, held_at; /* none of them returns before; when one was last seen not to */
   uint32_t peer, peer_gen; /* Decode machine's handle or NONE */
   uint32_t ready_in, ready_out; /* READYs that reached Decode, answers that left it */
   struct rd2h_link *link; /* of a legacy Decode */
@@ -228,6 +234,7 @@ struct drank {
   struct ld_state *ld;
   uint64_t timer_at, step_at; /* step_at: when the last step of its scheduler reaches it */
   uint32_t peer_conn[64]; /* by the machine's peer handle */
+  uint32_t reading;       /* threads of a blocking engine that are in a call */
 };
 struct dengine {
   struct world *w;
@@ -245,32 +252,43 @@ struct cell_ref {
 };
 struct read {
   uint32_t d, drank, d_inc, conn, batch, p, prank, p_inc, n, copied, piece, gen;
-  uint64_t started;
-  bool used, cancel, cancelable, hangs, fails, fenced_off;
+  uint64_t started, born, paused;
+  bool used, cancel, cancelable, hangs, fails, fenced_off, queued; /* queued: for a thread */
   struct msg *msg; /* of a legacy Decode */
   struct cell_ref cell[MAX_CELLS];
 };
 
 struct sim_cfg {
-  bool indexer, scale, heads, pooled, two_main, faults, verbose;
+  bool indexer, scale, heads, pooled, two_main, faults, verbose, story;
   uint32_t row_scale;
   uint32_t layers, stage_layers, bs[N_COMP];
   bool two_groups;
   uint32_t n_p, n_d;
   uint32_t fail_permille, hang_permille, slow_permille;
+  uint32_t threads; /* of an engine whose reads block; 0: one that does not */
 };
+
+/* What the minimiser leaves out of a world, one bit a user and a fault; the rest of the seed's choices stays as it is. */
+enum { OFF_READ_FAULTS = 1, OFF_ABORTS = 2, OFF_RETRIES = 4, OFF_PREEMPTION = 8, OFF_SECOND_P = 16, OFF_SECOND_D = 32,
+       OFF_RANKS = 64, OFF_RENDEZVOUS = 128, OFF_END = 256 };
+struct sim_cut {
+  uint32_t users, faults, off, noise; /* noise: another order of what is not scheduled: delays, lengths of reads */
+};
+enum { STREAM_SHAPE, STREAM_PLAN, STREAM_USER, STREAM_FAULT, STREAM_NOISE };
 
 struct world {
   uint64_t seed, now, order, events;
   struct rng rng;
   enum sim_mutation mut;
   struct sim_cfg c;
+  struct sim_cut cut;
+  uint64_t away_until[MAX_ENGINES][MAX_ENGINES]; /* a partition between Prefill and Decode */
   struct event **heap;
   uint32_t n_heap, cap_heap;
   struct pengine p[MAX_ENGINES];
   struct dengine d[MAX_ENGINES];
   struct job job[MAX_JOBS];
-  uint32_t n_jobs;
+  uint32_t n_jobs, uncounted; /* users who came unplanned */
   struct conn conn[MAX_CONNS];
   uint32_t n_conn;
   struct brec *brec;
@@ -283,8 +301,10 @@ struct world {
   char failure[400];
   /* what happened, for the summary: a simulation in which nothing happens proves nothing */
   struct sim_tally {
-    uint64_t deaf, jobs, good, bad, must, aborts, crashes, breaks, pauses, hangs, read_failures, batches, given_up, skipped,
-        retries, preemptions, legacy, poison, cancels;
+    uint64_t worlds, faulty, legacy, mixed, blocking;
+    uint64_t jobs, good, bad, must, aborts, retries, preemptions, rendezvous;
+    uint64_t crashes, breaks, partitions, pauses, deaf, echoes, hangs, read_failures, suspect;
+    uint64_t batches, given_up, skipped, cancels, poison;
   } tally;
 };
 
@@ -298,6 +318,8 @@ void proc_pause(struct world *, struct proc *, uint64_t ns);
 void proc_kill(struct world *, struct proc *);
 void core_free(struct world *);
 void trace(struct world *, const char *fmt, ...) RD2H_PRINTF(2, 3);
+void tell(struct world *, const char *fmt, ...) RD2H_PRINTF(2, 3); /* what was scheduled: the story of a world */
+void rng_stream(struct world *, struct rng *, uint32_t stream, uint32_t index);
 void broken(struct world *, const char *rule, const char *fmt, ...) RD2H_PRINTF(3, 4); /* the first one counts */
 struct msg *msg_new(struct world *, enum rd2h_wire_kind);
 void msg_free(struct msg *);
@@ -309,6 +331,7 @@ bool net_to_prefill(struct world *, uint32_t conn, struct msg *or_null); /* fals
 void net_close(struct world *, uint32_t conn); /* by Prefill */
 void net_break(struct world *, uint32_t conn, bool slow);
 void net_crash(struct world *, struct proc *, bool slow); /* breaks what the process was part of */
+void net_partition(struct world *, uint32_t p, uint32_t d, uint64_t ns);
 
 /* prefill.c: the engine and the worker around the machine; what the network tells it */
 void pengine_start(struct world *, uint32_t p);
@@ -385,9 +408,19 @@ struct job *job_by_attempt(struct world *, const char *ext, const uint8_t *attem
 
 /* world.c */
 void user_sees_failure(struct world *, struct job *); /* who may try again at once */
-void world_run(struct world *, uint64_t seed, enum sim_mutation, bool verbose);
+enum sim_voice { SILENT, STORY, VERBOSE };
+void world_run(struct world *, uint64_t seed, enum sim_mutation, const struct sim_cut *, enum sim_voice);
 void world_free(struct world *);
+/* shape.c */
+void world_build(struct world *);
+bool any_legacy_prefill(const struct world *);
 const char *world_describe(struct world *, char *buf, size_t n);
+/* minimise.c: leaves out what the failure does not need; prints what is left */
+void minimise(struct world *, uint64_t seed, enum sim_mutation, const struct sim_cut *start);
+/* run.c */
+bool run_seeds(uint64_t first, uint64_t n, uint32_t jobs, enum sim_mutation);
+bool run_mutations(uint64_t first, uint64_t n, uint32_t jobs);
+void print_again(const struct world *, enum sim_mutation);
 const char *mutation_name(enum sim_mutation);
 const char *mutation_text(enum sim_mutation);
 

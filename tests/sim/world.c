@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One world from one seed: its shape, its requests, its faults; run until nothing is left to happen. */
+/* One world from one seed: its requests, its faults; run until nothing is left to happen. */
 #include "sim.h"
 #include <stdio.h>
 #include <stdlib.h>
+
+enum { USER_RETRY = 1000, USER_LATE = 2000 }; /* users who are not planned: they come because of others */
 
 static const char *const names[] = {
 #define SIM_MUT_NAME(name, text) #name,
@@ -21,82 +23,6 @@ const char *mutation_name(enum sim_mutation m) {
 
 const char *mutation_text(enum sim_mutation m) {
   return texts[m];
-}
-
-/* ---- shape ---- */
-static void shape_cache(struct world *w, bool heads) {
-  struct sim_cfg *c = &w->c;
-  struct rng *r = &w->rng;
-  c->heads = heads;
-  c->indexer = !heads && rng_chance(r, 700);
-  c->scale = c->indexer && rng_chance(r, 400);
-  c->two_main = heads || rng_chance(r, 400);
-  c->row_scale = rng_chance(r, 300) ? 2 : 1;
-  c->pooled = !heads && rng_chance(r, 500);
-  c->two_groups = c->indexer && rng_chance(r, 500);
-  c->bs[MAIN] = c->bs[INDEXER] = rng_chance(r, 500) ? 4 : 8;
-  if (c->two_groups && rng_chance(r, 500))
-    c->bs[INDEXER] = 12 - c->bs[MAIN];
-}
-
-static void shape_engines(struct world *w) {
-  struct sim_cfg *c = &w->c;
-  struct rng *r = &w->rng;
-  uint32_t kind = rng_below(r, 100);
-  bool legacy_p = kind < 18, legacy_d = kind >= 18 && kind < 36, version = rng_chance(r, 500);
-  bool heads = kind >= 90;
-  uint32_t pp = (legacy_p || legacy_d) && !version ? 1 : rng_chance(r, 250) ? 2 : 1;
-  c->n_p = rng_chance(r, 300) ? 2 : 1;
-  c->n_d = !heads && rng_chance(r, 400) ? 2 : 1;
-  c->stage_layers = 1 + rng_below(r, 3);
-  c->layers = c->stage_layers * pp;
-  shape_cache(w, heads);
-  for (uint32_t i = 0; i < c->n_d; i++) {
-    w->d[i] = (struct dengine){
-        .w = w, .no = i, .tp = 1 + rng_below(r, heads ? 2 : MAX_TP), .version = legacy_d ? version : 1, .legacy = legacy_d};
-    if (legacy_p) /* its reference asks for a Prefill that divides */
-      w->d[i].tp = 1u << rng_below(r, 2);
-  }
-  for (uint32_t i = 0; i < c->n_p; i++) {
-    struct pengine *pe = &w->p[i];
-    *pe = (struct pengine){
-        .w = w, .no = i, .tp = 1 + rng_below(r, MAX_TP), .pp = pp, .version = legacy_p ? version : 1, .legacy = legacy_p};
-    if (legacy_p)
-      pe->tp = 2u << rng_below(r, 2);
-    if (heads)
-      pe->tp = w->d[0].tp * (1 + rng_below(r, MAX_TP / w->d[0].tp));
-    bool ring = rng_chance(r, 500);
-    for (uint32_t comp = 0; comp < N_COMP; comp++)
-      pe->n_slots[comp] = ring ? 1 + rng_below(r, c->stage_layers) : c->stage_layers;
-  }
-  w->tally.legacy = legacy_p || legacy_d;
-}
-
-static void build(struct world *w) {
-  shape_engines(w);
-  w->c.faults = rng_chance(&w->rng, 700);
-  if (w->c.faults) {
-    w->c.fail_permille = rng_chance(&w->rng, 300) ? 20 : 0;
-    w->c.hang_permille = rng_chance(&w->rng, 150) ? 10 : 0;
-    w->c.slow_permille = rng_chance(&w->rng, 200) ? 30 : 0;
-  }
-  for (uint32_t i = 0; i < w->c.n_p; i++)
-    for (uint32_t k = 0; k < w->p[i].tp * w->p[i].pp; k++) {
-      w->p[i].rank[k].w = w;
-      w->p[i].rank[k].p = i;
-      w->p[i].rank[k].rank = k;
-    }
-  for (uint32_t i = 0; i < w->c.n_d; i++) {
-    for (uint32_t k = 0; k < w->d[i].tp; k++) {
-      w->d[i].rank[k].w = w;
-      w->d[i].rank[k].d = i;
-      w->d[i].rank[k].rank = k;
-    }
-    dengine_layouts(w, i);
-    dengine_start(w, i);
-  }
-  for (uint32_t i = 0; i < w->c.n_p; i++)
-    pengine_start(w, i);
 }
 
 /* ---- users ---- */
@@ -131,31 +57,30 @@ static void preempt(struct world *w, void *obj, uint64_t i) {
 }
 
 /* `old`: the request that this one retries, NULL: a new user, or by chance an old one, who may have a live request still. */
-static void name_job(struct world *w, struct job *j, const struct job *old) {
+static void name_job(struct world *w, struct rng *r, struct job *j, const struct job *old) {
   uint32_t i = (uint32_t)(j - w->job);
   snprintf(j->id, sizeof j->id, "d%u-req%u", j->d, i);
   snprintf(j->pid, sizeof j->pid, "p%u-req%u", j->p, i);
   snprintf(j->ext, sizeof j->ext, "user%u", i);
   j->has_attempt = !w->d[j->d].legacy;
   for (uint32_t k = 0; k < RD2H_ATTEMPT; k++)
-    j->attempt[k] = (uint8_t)rng_next(&w->rng);
-  if (!i || w->d[j->d].legacy || !w->c.faults || (!old && !rng_chance(&w->rng, 250)))
+    j->attempt[k] = (uint8_t)rng_next(r);
+  if (!i || w->d[j->d].legacy || !w->c.faults || w->cut.off & OFF_RETRIES || (!old && !rng_chance(r, 250)))
     return;
   if (!old)
-    old = &w->job[rng_below(&w->rng, i)];
-  if (old->d != j->d || (w->p[0].legacy && old->d_inc != w->d[j->d].inc))
+    old = &w->job[rng_below(r, i)];
+  if (old->d != j->d || (any_legacy_prefill(w) && old->d_inc != w->d[j->d].inc))
     return; /* a legacy Prefill has no nonce: after a restart of Decode nobody could tell the two apart */
   bool live = false;
   for (uint32_t k = 0; k < i; k++)
     live |= w->job[k].d_state == D_WAITING && !strcmp(w->job[k].ext, old->ext);
   memcpy(j->ext, old->ext, sizeof j->ext);
   w->tally.retries++;
-  if (live || w->p[0].legacy)
+  if (live || any_legacy_prefill(w))
     job_fault(w, j, "its external id may be in use");
 }
 
-static void shape_job(struct world *w, struct job *j) {
-  struct rng *r = &w->rng;
+static void shape_job(struct world *w, struct rng *r, struct job *j) {
   j->floor_tokens = rng_chance(r, 250) ? 8 : 0;
   j->tokens = j->floor_tokens + 1 + rng_below(r, 40);
   j->prefix = rng_chance(r, 200) ? 8 : 0;
@@ -191,62 +116,71 @@ static void give_up_on_legacy(struct world *w, void *obj, uint64_t i) {
   decode_abort(w, &w->job[i], RD2H_ABORTED, "nothing comes");
 }
 
-static void submit(struct world *w, void *obj, uint64_t a) {
-  const struct job *old = obj;
-  (void)a;
-  if (w->n_jobs == MAX_JOBS)
-    return;
-  uint32_t i = w->n_jobs;
-  struct job *j = &w->job[i];
-  struct rng *r = &w->rng;
-  *j = (struct job){.no = i, .d = old ? old->d : rng_below(r, w->c.n_d), .p = rng_below(r, w->c.n_p)};
-  name_job(w, j, old);
-  shape_job(w, j);
-  if (!decode_submit(w, j))
-    return;
-  w->tally.jobs++;
-  if (!job_born_clean(w, j))
-    job_fault(w, j, "born while others were recovering");
-  trace(w, "%s (%s) is born: %u tokens, %u cached, Prefill %u", j->id, j->ext, j->tokens, j->floor_tokens, j->p);
-  uint32_t fate = w->c.faults ? rng_below(r, 100) : 99;
+/* What becomes of a request: its rendezvous is late, lost or refused, its users abort, it is preempted. */
+static void plan_fate(struct world *w, struct rng *r, struct job *j) {
+  uint32_t i = j->no, fate = w->c.faults && !(w->cut.off & OFF_RENDEZVOUS) ? rng_below(r, 100) : 99;
+  if (fate < 9)
+    w->tally.rendezvous++;
   if (fate < 3)
     job_fault(w, j, "its rendezvous is lost");
   else
     in(w, fate < 6 ? rng_between(r, SEC / 2, 3 * SEC) : rng_between(r, RD2H_MS, 30 * RD2H_MS), NULL,
        fate < 9 && fate >= 6 ? refused : rendezvous, NULL, i);
   uint64_t soon = rng_chance(r, 700) ? 150 * RD2H_MS : 4 * SEC;
-  if (w->c.faults && rng_chance(r, 150))
+  bool aborts = w->c.faults && !(w->cut.off & OFF_ABORTS);
+  if (aborts && rng_chance(r, 150))
     in(w, rng_between(r, 0, soon), NULL, abort_decode, NULL, i);
-  if (w->c.faults && rng_chance(r, 80))
+  if (aborts && rng_chance(r, 80))
     in(w, rng_between(r, 0, soon), NULL, abort_prefill, NULL, i);
-  if (rng_chance(r, 100) && !w->p[j->p].legacy)
+  if (rng_chance(r, 100) && !w->p[j->p].legacy && !(w->cut.off & OFF_PREEMPTION))
     in(w, rng_between(r, 0, 60 * RD2H_MS), NULL, preempt, NULL, i);
   if (w->d[j->d].legacy)
     in(w, 90 * SEC, NULL, give_up_on_legacy, NULL, i);
 }
 
+static void submit(struct world *w, void *obj, uint64_t user) {
+  const struct job *old = obj;
+  struct rng r;
+  if (w->n_jobs == MAX_JOBS)
+    return;
+  uint32_t i = w->n_jobs;
+  struct job *j = &w->job[i];
+  rng_stream(w, &r, STREAM_USER, (uint32_t)user);
+  *j = (struct job){.no = i, .d = old ? old->d : rng_below(&r, w->c.n_d), .p = rng_below(&r, w->c.n_p)};
+  name_job(w, &r, j, old);
+  shape_job(w, &r, j);
+  if (!decode_submit(w, j))
+    return;
+  w->tally.jobs++;
+  if (!job_born_clean(w, j))
+    job_fault(w, j, "born while others were recovering");
+  tell(w, "user %u: %s (%s) is born: %u tokens, %u cached, Prefill %u, Decode %u", (uint32_t)user, j->id, j->ext, j->tokens,
+       j->floor_tokens, j->p, j->d);
+  plan_fate(w, &r, j);
+}
+
 void user_sees_failure(struct world *w, struct job *j) {
-  if (w->c.faults && rng_chance(&w->rng, 300))
-    in(w, rng_between(&w->rng, RD2H_MS / 10, 40 * RD2H_MS), NULL, submit, j, 0);
+  if (w->c.faults && !(w->cut.off & OFF_RETRIES) && rng_chance(&w->rng, 300))
+    in(w, rng_between(&w->rng, RD2H_MS / 10, 40 * RD2H_MS), NULL, submit, j, USER_RETRY + w->uncounted++);
 }
 
 /* ---- faults ---- */
-static void fault_crash_d(struct world *w) {
-  dengine_crash(w, rng_below(&w->rng, w->c.n_d), rng_chance(&w->rng, 200));
+static void fault_crash_d(struct world *w, struct rng *r) {
+  dengine_crash(w, rng_below(r, w->c.n_d), rng_chance(r, 200));
 }
 
-static void fault_crash_p(struct world *w) {
-  pengine_crash(w, rng_below(&w->rng, w->c.n_p), rng_chance(&w->rng, 200));
+static void fault_crash_p(struct world *w, struct rng *r) {
+  pengine_crash(w, rng_below(r, w->c.n_p), rng_chance(r, 200));
 }
 
-static void fault_break(struct world *w) {
+static void fault_break(struct world *w, struct rng *r) {
   uint32_t live = 0, pick;
-  bool slow = rng_chance(&w->rng, 200);
+  bool slow = rng_chance(r, 200);
   for (uint32_t c = 0; c < w->n_conn; c++)
     live += w->conn[c].state == CONN_UP;
   if (!live)
     return;
-  pick = rng_below(&w->rng, live);
+  pick = rng_below(r, live);
   for (uint32_t c = 0; c < w->n_conn; c++)
     if (w->conn[c].state == CONN_UP && !pick--) {
       w->tally.breaks++;
@@ -258,73 +192,108 @@ static void fault_break(struct world *w) {
     }
 }
 
-static void fault_deaf(struct world *w) {
+static void fault_deaf(struct world *w, struct rng *r) {
   for (uint32_t c = w->n_conn; c-- > 0;)
-    if (w->conn[c].state == CONN_UP && !w->d[w->conn[c].d].legacy && rng_chance(&w->rng, 300)) {
-      trace(w, "Decode %u's next send on connection %u is refused", w->conn[c].d, c);
+    if (w->conn[c].state == CONN_UP && !w->d[w->conn[c].d].legacy && rng_chance(r, 300)) {
+      tell(w, "Decode %u's next send on connection %u is refused", w->conn[c].d, c);
       w->tally.deaf++;
       w->conn[c].deaf = true;
       return;
     }
 }
 
-/* A rank of Decode, rather one that is reading; or one of Prefill. */
-static struct proc *somebody(struct world *w) {
-  struct rng *r = &w->rng;
+/* A short one only delays; a longer one is taken for the death of the other side, by both. */
+static void fault_partition(struct world *w, struct rng *r) {
+  uint32_t p = rng_below(r, w->c.n_p), d = rng_below(r, w->c.n_d);
+  uint64_t ns = rng_chance(r, 500) ? rng_between(r, SEC / 10, 4 * SEC) : rng_between(r, 4 * SEC, 30 * SEC);
+  w->tally.partitions++;
+  fault_all(w, "the network was parted", ns + 60 * SEC);
+  net_partition(w, p, d, ns);
+}
+
+static const struct read *some_read(struct world *w, struct rng *r) {
+  for (uint32_t i = 0; i < w->n_read && rng_chance(r, 900); i++)
+    if (w->read[i].used)
+      return &w->read[i];
+  return NULL;
+}
+
+/* A rank of Decode, rather one that is reading; or one of Prefill, rather one that is being read where that hurts. */
+static struct proc *somebody(struct world *w, struct rng *r) {
+  const struct read *x = some_read(w, r);
+  if (w->c.threads && x && rng_chance(r, 700))
+    return &w->p[x->p].rank[x->prank].proc;
   if (rng_chance(r, 300)) {
     struct pengine *pe = &w->p[rng_below(r, w->c.n_p)];
     return &pe->rank[rng_below(r, pe->tp * pe->pp)].proc;
   }
-  for (uint32_t i = 0; i < w->n_read && rng_chance(r, 900); i++)
-    if (w->read[i].used)
-      return &w->d[w->read[i].d].rank[w->read[i].drank].proc;
+  if (x)
+    return &w->d[x->d].rank[x->drank].proc;
   struct dengine *de = &w->d[rng_below(r, w->c.n_d)];
   return &de->rank[rng_below(r, de->tp)].proc;
 }
 
-static void fault_pause(struct world *w) {
-  uint32_t how = rng_below(&w->rng, 10);
-  uint64_t ns = how < 5   ? rng_between(&w->rng, SEC / 10, 2 * SEC)
-                : how < 7 ? rng_between(&w->rng, 2 * SEC, 12 * SEC)
-                          : rng_between(&w->rng, HOLD_NS, 50 * SEC);
-  trace(w, "a rank is stopped for %.3f s", (double)ns / 1e9);
+static void fault_pause(struct world *w, struct rng *r) {
+  uint32_t how = rng_below(r, 10);
+  uint64_t ns = how < 5   ? rng_between(r, SEC / 10, 2 * SEC)
+                : how < 7 ? rng_between(r, 2 * SEC, 12 * SEC)
+                          : rng_between(r, HOLD_NS, 50 * SEC);
+  tell(w, "a rank is stopped for %.3f s", (double)ns / 1e9);
   w->tally.pauses++;
   fault_all(w, "a process was stopped", ns + 60 * SEC);
-  proc_pause(w, somebody(w), ns);
-  for (int i = 0; i < 2 && ns > HOLD_NS; i++) /* somebody takes the blocks that were given up */
-    in(w, HOLD_NS + rng_between(&w->rng, 0, 4 * SEC), NULL, submit, NULL, 0);
+  proc_pause(w, somebody(w, r), ns);
+  for (uint32_t i = 0; i < 2 && ns > HOLD_NS; i++) /* somebody takes the blocks that were given up */
+    in(w, HOLD_NS + rng_between(r, 0, 4 * SEC), NULL, submit, NULL, USER_LATE + w->uncounted++);
 }
 
-static void fault(struct world *w, void *obj, uint64_t a) {
-  static void (*const kinds[])(struct world *) = {fault_crash_d, fault_crash_p, fault_break,
-                                                  fault_break,   fault_deaf,    fault_pause};
+static void fault(struct world *w, void *obj, uint64_t i) {
+  static void (*const kinds[])(struct world *, struct rng *) = {fault_crash_d, fault_crash_p, fault_break,    fault_break,
+                                                                fault_deaf,    fault_pause,   fault_partition};
+  struct rng r;
   (void)obj;
-  (void)a;
-  kinds[rng_below(&w->rng, RD2H_COUNT(kinds))](w);
+  rng_stream(w, &r, STREAM_FAULT, (uint32_t)i);
+  tell(w, "fault %u:", (uint32_t)i);
+  kinds[rng_below(&r, RD2H_COUNT(kinds))](w, &r);
+}
+
+static bool left_out(uint32_t bits, uint32_t i) {
+  return bits >> i & 1;
 }
 
 static void schedule(struct world *w) {
-  struct rng *r = &w->rng;
-  uint32_t n = 2 + rng_below(r, 8), faults = w->c.faults ? rng_below(r, 5) : 0;
-  uint64_t span = rng_chance(r, 500) ? SEC / 2 : rng_chance(r, 700) ? 10 * SEC : 40 * SEC;
-  for (uint32_t i = 0; i < n; i++)
-    at(w, rng_between(r, 0, span), NULL, submit, NULL, 0);
-  for (uint32_t i = 0; i < faults; i++)
-    at(w, rng_between(r, 0, span + SEC / 10), NULL, fault, NULL, 0);
-  if (w->c.faults) /* and some who come later */
-    for (uint32_t i = 0; i < 3; i++)
-      at(w, span + rng_between(r, SEC, 100 * SEC), NULL, submit, NULL, 0);
+  struct rng r;
+  rng_stream(w, &r, STREAM_PLAN, 0);
+  uint32_t n = 2 + rng_below(&r, 8), faults = w->c.faults ? rng_below(&r, 5) : 0;
+  uint64_t span = rng_chance(&r, 500) ? SEC / 2 : rng_chance(&r, 700) ? 10 * SEC : 40 * SEC, when;
+  for (uint32_t i = 0; i < n; i++) {
+    when = rng_between(&r, 0, span);
+    if (!left_out(w->cut.users, i))
+      at(w, when, NULL, submit, NULL, i);
+  }
+  for (uint32_t i = 0; i < faults; i++) {
+    when = rng_between(&r, 0, span + SEC / 10);
+    if (!left_out(w->cut.faults, i))
+      at(w, when, NULL, fault, NULL, i);
+  }
+  for (uint32_t i = n; w->c.faults && i < n + 3; i++) { /* and some who come later */
+    when = span + rng_between(&r, SEC, 100 * SEC);
+    if (!left_out(w->cut.users, i))
+      at(w, when, NULL, submit, NULL, i);
+  }
 }
 
 /* ---- run ---- */
-void world_run(struct world *w, uint64_t seed, enum sim_mutation mut, bool verbose) {
+void world_run(struct world *w, uint64_t seed, enum sim_mutation mut, const struct sim_cut *cut, enum sim_voice voice) {
   memset(w, 0, sizeof *w);
   w->seed = seed;
   w->mut = mut;
-  w->c.verbose = verbose;
-  rng_seed(&w->rng, seed);
-  build(w);
+  w->cut = *cut;
+  w->c.verbose = voice == VERBOSE;
+  w->c.story = voice == STORY;
+  rng_stream(w, &w->rng, STREAM_SHAPE, 0);
+  world_build(w);
   schedule(w);
+  rng_stream(w, &w->rng, STREAM_NOISE, cut->noise);
   while (!w->failed && world_step(w))
     if (w->now > 3600 * SEC || w->events > 3000000)
       broken(w, "I10", "it never becomes quiet");
@@ -354,18 +323,4 @@ void world_free(struct world *w) {
     free(w->conn[c].link);
   free(w->brec);
   free(w->read);
-}
-
-const char *world_describe(struct world *w, char *buf, size_t n) {
-  char p[64] = "", d[64] = "";
-  for (uint32_t i = 0; i < w->c.n_p; i++)
-    snprintf(p + strlen(p), sizeof p - strlen(p), " tp %u x pp %u, slots %u/%u;", w->p[i].tp, w->p[i].pp, w->p[i].n_slots[0],
-             w->p[i].n_slots[1]);
-  for (uint32_t i = 0; i < w->c.n_d; i++)
-    snprintf(d + strlen(d), sizeof d - strlen(d), " tp %u;", w->d[i].tp);
-  snprintf(buf, n, "Prefill%s%s Decode%s%s %u layers%s%s%s%s, blocks of %u/%u tokens%s", w->p[0].legacy ? " (legacy)" : "", p,
-           w->d[0].legacy ? " (legacy)" : "", d, w->c.layers, w->c.indexer ? ", indexer" : "", w->c.scale ? ", scale" : "",
-           w->c.heads ? ", heads" : "", w->c.pooled ? ", pooled main" : "", w->c.bs[0], w->c.bs[1],
-           w->c.faults ? ", faults" : "");
-  return buf;
 }
