@@ -33,6 +33,7 @@ struct rd2h_decode_opts {
   uint32_t max_requests; /* 0: 65536 */
   uint32_t max_message_mb; /* 0: 64 */
   uint64_t read_timeout_ms; /* longest engine call; 0: 31000 */
+  const char *device;    /* where destinations lie, a spec of rd2h/device.h; NULL: host */
 };
 RD2H_API int rd2h_decode_create(const struct rd2h_decode_opts *, rd2h_decode **, struct rd2h_error *);
 RD2H_API void rd2h_decode_destroy(rd2h_decode *);

@@ -19,7 +19,8 @@ enum {
   RD2H_ENG_PEER_DOWN = 1 << 3,        /* a peer's death becomes a peer event or a failed read */
   RD2H_ENG_TARGET_PROGRESS = 1 << 4,  /* Prefill must keep calling poll() */
   RD2H_ENG_LOCAL_UNREGISTERED = 1 << 5, /* destinations need no registration */
-  RD2H_ENG_IN_ORDER = 1 << 6            /* descriptors before failed_at have landed */
+  RD2H_ENG_IN_ORDER = 1 << 6,           /* descriptors before failed_at have landed */
+  RD2H_ENG_PARALLEL = 1 << 7            /* with BLOCKS: read() may be called for one peer by several threads at once */
 };
 
 /* Services for a module; it calls nothing else of rd2h (it may sit in a wheel where librd2h is static). */
@@ -41,6 +42,9 @@ struct rd2h_engine_opts {
   uint64_t slice_bytes; /* a blocking read returns to look for cancel after at most so many bytes; 0: 8 MiB */
   const char *const *options; /* engine's own: "name=value", NULL-terminated; may be NULL */
   bool legacy_session;  /* test option: serve peers that published no connection data, by their session string alone */
+  /* Every thread that works for the engine calls it first, if it is there: it selects the device whose memory is moved. */
+  int (*bind_thread)(void *bind_arg);
+  void *bind_arg;
 };
 
 struct rd2h_region {
@@ -116,7 +120,8 @@ struct rd2h_engine_ops {
   int (*poll)(rd2h_engine *, struct rd2h_completion *, int n);
   int (*events)(rd2h_engine *, struct rd2h_peer_event *, int n); /* peer up or down, by cookie */
   int (*fd)(rd2h_engine *); /* readable whenever poll or events would return more than 0; level-triggered */
-  /* Only with BLOCKS: called by a pool thread; calls for one peer never overlap. Looks at *stop between slices (another thread
+  /* Only with BLOCKS: called by a pool thread; calls for one peer never overlap, but with PARALLEL: then a large batch comes in
+   * several pieces, each a batch of its own under the same id. Looks at *stop between slices (another thread
    * sets it: atomic load) and then returns CANCELED. *done counts bytes that landed; *failed_at as in rd2h_completion. err is
    * filled on failure. */
   int (*read)(rd2h_engine *, rd2h_peer *, const struct rd2h_batch *, const volatile bool *stop, uint64_t *done,

@@ -32,6 +32,8 @@ struct rd2h_prefill_opts {
   uint32_t liveness_ms;  /* a silent process is dead after this; 0: 5000 */
   uint32_t max_queue_bytes_mb; /* cap of what is queued for one endpoint; 0: 256 */
   uint32_t settle_ms;    /* longest that rd2h_prefill_destroy waits for readers; 0: 2000 */
+  const char *device;    /* where the KV lies, a spec of rd2h/device.h; NULL: host */
+  uint32_t event_ms;     /* longest wait for the device to have written a layer; 0: 60000 */
 };
 RD2H_API int rd2h_prefill_create(const struct rd2h_prefill_opts *, rd2h_prefill **, struct rd2h_error *);
 /* Closes every epoch first, then unregisters; bounded by settle_ms. */
@@ -42,6 +44,11 @@ RD2H_API int rd2h_prefill_step(rd2h_prefill *, const void *meta, size_t len, str
 /* The KV of this layer is complete for the step: closes its slots and hands the message over. Once a layer and step; a repeat does
  * nothing. Never blocks. With RD2H_RAISE returns an earlier failure of the layer's readers. */
 RD2H_API int rd2h_prefill_layer(rd2h_prefill *, uint32_t layer, struct rd2h_error *);
+/* The same while the device is still writing: the layer is complete once the stream has done all that it was given so far. Records an
+ * event on the stream, which the calling thread's device must own; nothing is sent, and no reader touches the layer, before it is
+ * reached. Layers go out in the order of the calls. Not reached within event_ms, or failed: the step's requests end with that error,
+ * others go on. An error of recording is returned, too. Streams of "host" have nothing to wait for. */
+RD2H_API int rd2h_prefill_layer_on(rd2h_prefill *, uint32_t layer, void *stream, struct rd2h_error *);
 /* The gate: waits until no reader has an unanswered batch for the layer's storage slots, at most timeout_ms (TIMEOUT). */
 RD2H_API int rd2h_prefill_wait_layer(rd2h_prefill *, uint32_t layer, uint32_t timeout_ms, struct rd2h_error *);
 /* Waits until nothing of the requests that the step's bytes named as preempted is being read, at most timeout_ms. */

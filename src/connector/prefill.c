@@ -44,7 +44,11 @@ int rd2h_prefill_step(rd2h_prefill *p, const void *meta, size_t len, struct rd2h
 }
 
 int rd2h_prefill_layer(rd2h_prefill *p, uint32_t layer, struct rd2h_error *err) {
-  return rd2h_pw_layer(p->worker, layer, err);
+  return rd2h_pw_layer(p->worker, layer, NULL, false, err);
+}
+
+int rd2h_prefill_layer_on(rd2h_prefill *p, uint32_t layer, void *stream, struct rd2h_error *err) {
+  return rd2h_pw_layer(p->worker, layer, stream, true, err);
 }
 
 int rd2h_prefill_wait_layer(rd2h_prefill *p, uint32_t layer, uint32_t timeout_ms, struct rd2h_error *err) {

@@ -143,6 +143,14 @@ void rd2h_pm_last(rd2h_pm *m, uint32_t req, uint32_t ep, uint64_t now) {
   pm_req_maybe_settle(m, req);
 }
 
+void rd2h_pm_fail(rd2h_pm *m, uint32_t req, uint32_t ep, int status, const char *text, uint64_t now) {
+  if (req == RD2H_INDEX_NONE || !rd2h_slab_live(&m->reqs, req)) return;
+  uint32_t l = pm_find_link(m, req, ep);
+  if (l == RD2H_INDEX_NONE) return;
+  pm_link_end(m, l, status, text, true, now);
+  pm_req_maybe_settle(m, req);
+}
+
 /* ---- settlement ---- */
 static void free_links(rd2h_pm *m, uint32_t req) {
   uint8_t key[WIRE_KEY_MAX];

@@ -71,6 +71,8 @@ void rd2h_pm_dispatch(rd2h_pm *, uint32_t endpoint, uint32_t layer, uint32_t *re
 uint32_t rd2h_pm_sending(rd2h_pm *, uint32_t batch, uint32_t *idx, uint64_t now);
 /* Every layer of the request's finishing chunk has been dispatched to this endpoint. */
 void rd2h_pm_last(rd2h_pm *, uint32_t req, uint32_t endpoint, uint64_t now);
+/* The request will never be complete at this endpoint, before or after a dispatch: its reader is told. */
+void rd2h_pm_fail(rd2h_pm *, uint32_t req, uint32_t endpoint, int status, const char *text, uint64_t now);
 /* The engine is done with the request: REQ_SETTLED follows when all is settled (at once for an unknown id). aborted: tell readers. */
 void rd2h_pm_finish(rd2h_pm *, struct rd2h_str id, bool aborted, uint64_t now);
 /* Batches of the request that are not settled: what a preemption waits for. */

@@ -27,6 +27,7 @@ static void turn_wait(rd2h_dw *w) {
 
 static void *control_main(void *arg) {
   rd2h_dw *w = arg;
+  rd2h_dev_bind_thread(w->dev); /* a failure is said in the log; what the thread then cannot do fails by itself */
   for (;;) {
     w->now = rd2h_now_ns();
     if (!dw_run_commands(w))
@@ -71,7 +72,8 @@ static int bind_router(rd2h_dw *w, struct rd2h_error *err) {
 
 static int open_engine(rd2h_dw *w, struct rd2h_error *err) {
   struct rd2h_engine_opts eo = {.size = sizeof eo, .host = w->o.bind_host, .read_timeout_ns = w->o.read_timeout_ms * RD2H_MS,
-                                .threads = w->o.engine_threads, .legacy_session = w->o.legacy_session};
+                                .threads = w->o.engine_threads, .legacy_session = w->o.legacy_session,
+                                .bind_thread = rd2h_dev_bind_thread, .bind_arg = w->dev};
   return rd2h_worker_engine(w->o.engine, &eo, w->o.memory, w->o.n_memory, &w->eng, err);
 }
 
@@ -108,7 +110,8 @@ static int start(rd2h_dw *w, struct rd2h_error *err) {
     return rd2h_nomem(err, "Decode worker");
   if (!(w->ctx = rd2h_zmq_context(w->o.max_peers + 64, err)))
     return err->status;
-  int rc = open_engine(w, err);
+  int rc = rd2h_dev_open(w->o.device, &w->dev, err);
+  rc = rc ? rc : open_engine(w, err);
   rc = rc ? rc : open_machine(w, err);
   rc = rc ? rc : bind_router(w, err);
   rc = rc ? rc : open_loop(w, err);
@@ -168,6 +171,7 @@ void rd2h_dw_destroy(rd2h_dw *w) {
   for (uint32_t i = 0; i < w->n_peers; i++)
     dw_forget_peer(w, i);
   rd2h_eng_close(w->eng); /* from here on nothing is written to destinations any more */
+  rd2h_dev_close(w->dev);
   dw_batches_free(w);
   rd2h_dm_destroy(w->dm);
   zmq_msg_close(&w->identity);

@@ -2,6 +2,7 @@
 #ifndef RD2H_DECODE_WORKER_H
 #define RD2H_DECODE_WORKER_H
 /* Inside the Decode worker; shared by its own files only. What is not marked otherwise belongs to the control thread. */
+#include "device/device.h"
 #include "engine/engine.h"
 #include "protocol/decode_machine.h"
 #include "worker/msgpool.h"
@@ -54,6 +55,7 @@ struct rd2h_dw {
   uint16_t port;
   void *ctx, *router;
   int epoll, command_fd;
+  rd2h_dev *dev;
   rd2h_eng *eng;
   rd2h_dm *dm;
   pthread_t thread;

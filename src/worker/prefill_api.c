@@ -139,6 +139,17 @@ static int close_gate(rd2h_pw *w, const struct pw_item *it, uint32_t batches, st
   return rc;
 }
 
+/* An event behind what the stream was given so far. The layer is queued also when it cannot be had: its requests then end there. */
+static int record(rd2h_pw *w, struct pw_item *it, void *stream, struct rd2h_error *err) {
+  struct rd2h_error local = {0};
+  it->status = rd2h_dev_record(w->dev, stream, &it->event, &local);
+  it->deadline = rd2h_now_ns() + w->o.event_ms * RD2H_MS;
+  if (!it->status)
+    return RD2H_OK;
+  it->why = rd2h_strdup(local.text);
+  return rd2h_fail(err, it->status, "layer %s: %s", rd2h_layout_layer_name(w->o.layout, it->layer), local.text);
+}
+
 static int raise_only(rd2h_pw *w, uint32_t layer, struct rd2h_error *err) {
   pthread_mutex_lock(&w->gate.mu);
   int rc = raise_failure(w, layer, err);
@@ -146,7 +157,7 @@ static int raise_only(rd2h_pw *w, uint32_t layer, struct rd2h_error *err) {
   return rc;
 }
 
-int rd2h_pw_layer(rd2h_pw *w, uint32_t layer, struct rd2h_error *err) {
+int rd2h_pw_layer(rd2h_pw *w, uint32_t layer, void *stream, bool on_stream, struct rd2h_error *err) {
   struct pw_step *s = w->step;
   uint32_t batches = 0;
   int rc = layer_range(w, layer, err);
@@ -172,6 +183,10 @@ int rd2h_pw_layer(rd2h_pw *w, uint32_t layer, struct rd2h_error *err) {
     return raise_only(w, layer, err);
   }
   rc = close_gate(w, it, batches, err);
+  if (on_stream && batches) {
+    int recorded = record(w, it, stream, err);
+    rc = recorded ? recorded : rc;
+  }
   step_ref(s);
   pw_push(w, it, batches <= LIGHT_READERS && s->bytes.len <= LIGHT_STEP_BYTES);
   return rc;

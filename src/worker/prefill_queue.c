@@ -68,12 +68,22 @@ void pw_push(rd2h_pw *w, struct pw_item *it, bool light) {
     w->item_tail->next = it;
   w->item_tail = it;
   pthread_mutex_unlock(&w->mu);
-  if (!first || (light && pw_send_now(w)))
+  if (!first || (light && !it->event && pw_send_now(w)))
     return;
   pw_wake(w);
 }
 
 /* ---- sender thread ---- */
+/* The device has not written the layer: whoever waits for it is told, and the requests end there. */
+static void fail_batch(rd2h_pw *w, struct pw_batch *b, int status, const char *why) {
+  const struct pw_group *g = b->group;
+  for (uint32_t i = 0; i < g->list[b->variant].n; i++) {
+    rd2h_pm_fail(w->pm, g->handle[g->list[b->variant].at[i]], g->endpoint, status, why, w->now);
+    pw_drain(w);
+  }
+  pw_settle(w, b, status, why);
+}
+
 static void dispatch(rd2h_pw *w, struct pw_batch *b) {
   const struct pw_group *g = b->group;
   uint32_t n = g->list[b->variant].n;
@@ -107,38 +117,87 @@ static void finish(rd2h_pw *w, const struct pw_step *s) {
 }
 
 static void run_item(rd2h_pw *w, struct pw_item *it) {
+  const char *why = it->why ? it->why : rd2h_status_text(it->status);
   if (it->kind == PW_STEP) {
     pw_prepare(w, it->step);
     finish(w, it->step);
   }
+  if (it->status)
+    RD2H_ERR("prefill rank %u: layer %s is not sent: %s", w->o.tp_rank, rd2h_layout_layer_name(w->o.layout, it->layer), why);
   while (it->batch) {
     struct pw_batch *b = it->batch;
     it->batch = b->next;
-    dispatch(w, b);
+    if (it->status)
+      fail_batch(w, b, it->status, why);
+    else
+      dispatch(w, b);
   }
   if (it->last)
     mark_last(w, it->step);
+  rd2h_free(it->why);
+  it->why = NULL;
   pw_step_unref(w, it->step);
 }
 
-bool pw_run_items(rd2h_pw *w) {
+/* Whether the item can be carried out: the device has written its layer, or never will. */
+static bool written(rd2h_pw *w, struct pw_item *it) {
+  struct rd2h_error err = {0};
+  if (!it->event)
+    return true;
+  int rc = rd2h_dev_reached(w->dev, it->event, it->deadline, &err);
+  if (rc == RD2H_AGAIN)
+    return false;
+  rd2h_dev_release(w->dev, it->event);
+  it->event = NULL;
+  it->status = rc;
+  it->why = rc ? rd2h_strdup(err.text) : NULL;
+  return true;
+}
+
+/* What the caller has queued goes behind what waits already. Returns false when the worker is to stop. */
+static bool take_items(rd2h_pw *w) {
   pthread_mutex_lock(&w->mu);
-  struct pw_item *it = w->item, *done = it, *tail = w->item_tail;
+  if (w->item && w->todo)
+    w->todo_tail->next = w->item;
+  else if (w->item)
+    w->todo = w->item;
+  if (w->item)
+    w->todo_tail = w->item_tail;
   bool stop = w->stop;
   w->item = NULL;
   if (w->item_signalled)
     rd2h_eventfd_clear(w->item_fd);
   w->item_signalled = false;
   pthread_mutex_unlock(&w->mu);
-  for (; it; it = it->next)
-    run_item(w, it);
-  if (done) {
+  return !stop;
+}
+
+bool pw_run_items(rd2h_pw *w) {
+  bool go_on = take_items(w);
+  struct pw_item *done = w->todo, *tail = NULL;
+  for (; w->todo && written(w, w->todo); w->todo = w->todo->next) {
+    run_item(w, w->todo);
+    tail = w->todo;
+  }
+  if (tail) {
     pthread_mutex_lock(&w->mu);
     tail->next = w->idle_item;
     w->idle_item = done;
     pthread_mutex_unlock(&w->mu);
   }
-  return !stop;
+  return go_on;
+}
+
+void pw_drop_items(rd2h_pw *w) {
+  for (struct pw_item *it = w->todo; it; it = it->next) {
+    if (!it->event)
+      continue;
+    rd2h_dev_release(w->dev, it->event);
+    it->event = NULL;
+    it->status = RD2H_CANCELED;
+    it->why = rd2h_strdup("Prefill ended before its device had written the layer");
+  }
+  pw_run_items(w);
 }
 
 static void trace(const rd2h_pw *w, const struct pw_batch *b, int status) {

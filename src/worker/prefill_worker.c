@@ -22,10 +22,13 @@ static void settle_all(rd2h_pw *w) {
   for (;;) {
     pw_turn(w);
     rd2h_pm_stats(w->pm, &st);
-    if (!st.outstanding || w->now >= until)
+    if ((!st.outstanding && !w->todo) || w->now >= until)
       break;
     pw_sleep(w, until);
+    w->now = rd2h_now_ns();
+    pw_run_items(w);
   }
+  pw_drop_items(w);
   if (st.outstanding)
     RD2H_WARN("prefill rank %u: shuts down with %u messages unanswered after %u ms (settle_ms)", w->o.tp_rank, st.outstanding,
               w->o.settle_ms);
@@ -35,6 +38,7 @@ static void settle_all(rd2h_pw *w) {
 
 static void *sender_main(void *arg) {
   rd2h_pw *w = arg;
+  rd2h_dev_bind_thread(w->dev); /* a failure is said in the log; what the thread then cannot do fails by itself */
   pthread_mutex_lock(&w->role);
   for (;;) {
     w->now = rd2h_now_ns();
@@ -51,7 +55,8 @@ static void *sender_main(void *arg) {
 
 /* ---- creation ---- */
 static int open_engine(rd2h_pw *w, struct rd2h_error *err) {
-  struct rd2h_engine_opts eo = {.size = sizeof eo, .prefill = true, .host = w->o.host};
+  struct rd2h_engine_opts eo = {.size = sizeof eo, .prefill = true, .host = w->o.host, .bind_thread = rd2h_dev_bind_thread,
+                                .bind_arg = w->dev};
   return rd2h_worker_engine(w->o.engine, &eo, w->o.memory, w->o.n_memory, &w->eng, err);
 }
 
@@ -75,7 +80,8 @@ static int start(rd2h_pw *w, struct rd2h_error *err) {
     return rd2h_nomem(err, "Prefill worker");
   if (!(w->ctx = rd2h_zmq_context(MAX_ENDPOINTS * 3, err)))
     return err->status;
-  int rc = open_engine(w, err);
+  int rc = rd2h_dev_open(w->o.device, &w->dev, err);
+  rc = rc ? rc : open_engine(w, err);
   rc = rc ? rc : open_machine(w, err);
   rc = rc ? rc : pw_make_meta(w, err);
   rc = rc ? rc : pw_turn_open(w, err);
@@ -105,8 +111,8 @@ int rd2h_pw_create(const struct rd2h_prefill_opts *o, rd2h_pw **out, struct rd2h
     rd2h_pw_destroy(w);
     return rc;
   }
-  RD2H_INFO("prefill rank %u of %u, stage %u of %u: session %s, engine %s", o->tp_rank, o->tp_size, o->pp_rank, o->pp_size,
-            w->session, rd2h_eng_name(w->eng));
+  RD2H_INFO("prefill rank %u of %u, stage %u of %u: session %s, engine %s, device %s", o->tp_rank, o->tp_size, o->pp_rank,
+            o->pp_size, w->session, rd2h_eng_name(w->eng), rd2h_dev_name(w->dev));
   *out = w;
   return RD2H_OK;
 }
@@ -150,6 +156,7 @@ void rd2h_pw_destroy(rd2h_pw *w) {
     pw_step_unref(w, w->step);
   rd2h_pm_destroy(w->pm);
   rd2h_eng_close(w->eng); /* last: memory is taken back only when no epoch is left that could read it */
+  rd2h_dev_close(w->dev);
   pw_queue_free(w);
   pw_steps_free(w);
   rd2h_gate_free(&w->gate);

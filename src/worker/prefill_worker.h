@@ -3,6 +3,7 @@
 #define RD2H_PREFILL_WORKER_H
 /* Inside the Prefill worker; shared by its own files only. The caller's thread makes steps and batches and hands them over
  * through a queue; all else is the sender's: the sender thread, or the caller's while it has taken the role (prefill_turn.c). */
+#include "device/device.h"
 #include "engine/engine.h"
 #include "protocol/prefill_machine.h"
 #include "scheduler/step.h"
@@ -63,6 +64,10 @@ struct pw_item {
   uint32_t layer;
   bool last; /* with it all layers of the step have been dispatched */
   struct pw_batch *batch;
+  rd2h_dev_event *event; /* until the device has written the layer */
+  uint64_t deadline;     /* of the event */
+  int status;            /* the device did not write it */
+  char *why;             /* a line of text, or NULL */
 };
 
 /* A finished request until it is collected. */
@@ -92,6 +97,7 @@ struct rd2h_pw {
   void *ctx;
   int epoll, item_fd, ended_fd; /* epoll: of the sockets */
   int sleep; /* epoll of item_fd and epoll: where the sender thread sleeps */
+  rd2h_dev *dev;
   rd2h_eng *eng;
   rd2h_pm *pm;
   pthread_t thread;
@@ -121,6 +127,7 @@ struct rd2h_pw {
   struct rd2h_arena ask; /* of wait_preempted */
 
   /* the sender */
+  struct pw_item *todo, *todo_tail; /* taken from the queue; the first waits for the device */
   uint64_t now;
   struct rd2h_buf meta, out;
   struct pw_endpoint *endpoint; /* by handle of the machine */
@@ -149,7 +156,8 @@ struct pw_item *pw_item_take(rd2h_pw *);
 /* light: may be carried out on the caller's thread. */
 void pw_push(rd2h_pw *, struct pw_item *, bool light);
 void pw_wake(rd2h_pw *); /* any thread: the sender thread is to look */
-bool pw_run_items(rd2h_pw *); /* sender; false: stop */
+bool pw_run_items(rd2h_pw *); /* sender: all up to a layer that the device is still writing; false: stop */
+void pw_drop_items(rd2h_pw *); /* sender, at the end: what still waits for the device ends */
 void pw_settle(rd2h_pw *, struct pw_batch *, int status, const char *text);
 void pw_settled(rd2h_pw *, const char *id, int status);
 /* Any thread: a reader of the request will never get it. False: that was known. */

@@ -23,7 +23,7 @@ typedef struct rd2h_pw rd2h_pw;
 int rd2h_pw_create(const struct rd2h_prefill_opts *, rd2h_pw **, struct rd2h_error *);
 void rd2h_pw_destroy(rd2h_pw *);
 int rd2h_pw_step(rd2h_pw *, const void *meta, size_t len, struct rd2h_error *);
-int rd2h_pw_layer(rd2h_pw *, uint32_t layer, struct rd2h_error *);
+int rd2h_pw_layer(rd2h_pw *, uint32_t layer, void *stream, bool on_stream, struct rd2h_error *);
 int rd2h_pw_wait_layer(rd2h_pw *, uint32_t layer, uint32_t timeout_ms, struct rd2h_error *);
 int rd2h_pw_wait_preempted(rd2h_pw *, const void *meta, size_t len, uint32_t timeout_ms, struct rd2h_error *);
 uint32_t rd2h_pw_collect(rd2h_pw *, struct rd2h_settled *, uint32_t cap);
