@@ -177,6 +177,10 @@ static void on_lost(struct life *f, uint32_t peer) {
   rd2h_dm_peer_lost(f->dm, peer, "lost", f->now);
 }
 
+static void on_failed(struct life *f, uint32_t peer) {
+  rd2h_dm_peer_fail(f->dm, peer, "failed", f->now);
+}
+
 static void on_time(struct life *f, uint32_t peer) {
   (void)peer;
   f->now += (uint64_t)byte(f) * 100 * RD2H_MS;
@@ -189,7 +193,8 @@ static void on_cancel(struct life *f, uint32_t peer) {
 }
 
 static void on_malformed(struct life *f, uint32_t peer) {
-  rd2h_dm_malformed(f->dm, peer, byte(f) & 1 ? 1 : RD2H_INDEX_NONE, "nonsense", f->now);
+  uint64_t seq = byte(f);
+  rd2h_dm_malformed(f->dm, peer, byte(f) & 1 ? 1 : RD2H_INDEX_NONE, seq & 1 ? &seq : NULL, "nonsense", f->now);
 }
 
 static void finish(struct life *f) {
@@ -214,7 +219,8 @@ static void finish(struct life *f) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   static void (*const event[])(struct life *, uint32_t) = {on_open, on_meta, on_connected, on_ready, on_ready, on_ready, on_read,
-                                                           on_install, on_end, on_lost, on_time, on_cancel, on_malformed};
+                                                           on_install, on_end, on_lost, on_time, on_cancel, on_malformed,
+                                                           on_failed};
   static const struct rd2h_kv_tensor tensor[] = {{"layers.0.a", 0, 1 << 20, 64, 64}, {"layers.1.a", 0, 2 << 20, 64, 64}};
   struct rd2h_layout_opts o = {.size = sizeof o, .num_blocks = 64};
   rd2h_layout *layout;

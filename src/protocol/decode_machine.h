@@ -17,6 +17,7 @@ struct rd2h_dm_cfg {
   const struct rd2h_layout *layout; /* destinations, borrowed */
   uint32_t main_rank, main_ranks;   /* share of main KV */
   uint32_t max_peers, max_requests, max_parked;
+  uint32_t max_quarantined; /* ended requests whose blocks reads may still write: above that nothing is installed */
   uint32_t tombstones;  /* ended ids remembered */
   uint64_t park_ns;     /* a READY before its destinations */
   uint64_t queue_ns;    /* install to first READY */
@@ -65,12 +66,18 @@ bool rd2h_dm_next(rd2h_dm *, struct rd2h_da *);
 uint32_t rd2h_dm_peer_open(rd2h_dm *, uint64_t now); /* RD2H_INDEX_NONE at the limit or out of memory */
 /* The transport says that the connection is over. The handle lives until RD2H_DA_CLOSE. */
 void rd2h_dm_peer_lost(rd2h_dm *, uint32_t peer, const char *why, uint64_t now);
+/* This side cannot go on with it though its connection lives (its engine is down, no memory): its requests end, everything that it
+ * has sent and will send here is answered as failed, one of ours is told to begin anew. */
+void rd2h_dm_peer_fail(rd2h_dm *, uint32_t peer, const char *why, uint64_t now);
+/* Whether anything is open that needs the peer. */
+bool rd2h_dm_peer_busy(const rd2h_dm *, uint32_t peer);
 void rd2h_dm_meta(rd2h_dm *, uint32_t peer, const struct rd2h_wire_meta *, uint64_t now); /* borrowed until actions are drained */
 void rd2h_dm_connected(rd2h_dm *, uint32_t peer, int status, const char *text, uint64_t now);
 /* msg (with what it points to) is borrowed until RD2H_DA_FREE_MSG. */
 void rd2h_dm_ready(rd2h_dm *, uint32_t peer, struct rd2h_wire_ready *msg, uint64_t now);
-/* A message that could not be decoded: answered in its turn when it had a layer index (not RD2H_INDEX_NONE). */
-void rd2h_dm_malformed(rd2h_dm *, uint32_t peer, uint32_t layer_idx, const char *text, uint64_t now);
+/* A message that could not be decoded: answered in its turn when it had a layer index (not RD2H_INDEX_NONE). seq: its number where
+ * one could be read, or NULL. */
+void rd2h_dm_malformed(rd2h_dm *, uint32_t peer, uint32_t layer_idx, const uint64_t *seq, const char *text, uint64_t now);
 void rd2h_dm_cancel(rd2h_dm *, uint32_t peer, const struct rd2h_wire_cancel *, uint64_t now);
 void rd2h_dm_ping(rd2h_dm *, uint32_t peer, uint64_t value, uint64_t now);
 
@@ -105,6 +112,8 @@ struct rd2h_dm_stats {
   uint64_t messages, batches, malformed, parked, skipped, refused_meta, replies;
   uint64_t failed_transport, failed_peer_lost, failed_layout, failed_expired, failed_other, aborted, completed;
   uint32_t peers, requests, reads, parked_now, quarantined; /* quarantined: ended requests that reads still hold */
+  uint64_t quarantined_blocks;
+  uint64_t oldest; /* when the request that waits longest was installed; 0: none waits */
 };
 void rd2h_dm_stats(const rd2h_dm *, struct rd2h_dm_stats *);
 #endif

@@ -139,7 +139,7 @@ static uint32_t new_batch(rd2h_dm *m, uint32_t peer, uint32_t layer_idx) {
 static bool layer_problem(const rd2h_dm *m, const struct dm_peer *p, const struct rd2h_wire_ready *msg, uint32_t *layer, char *text) {
   const char *name = msg->layer.p;
   int n = (int)(msg->layer.n > 200 ? 200 : msg->layer.n);
-  if (p->state == DM_PEER_REFUSED) snprintf(text, DM_TEXT, "this connection's metadata was refused: %.220s", p->why);
+  if (p->state == DM_PEER_REFUSED) snprintf(text, DM_TEXT, "this connection was refused: %.240s", p->why);
   else if (p->state != DM_PEER_READY) snprintf(text, DM_TEXT, "layer %.*s was announced before this connection's metadata", n, name);
   else if (msg->member >= msg->ratio || (uint64_t)msg->ratio * p->pp_size > DM_MAX_SLOTS)
     snprintf(text, DM_TEXT, "contributor %u of %u (pipeline size %u) is not possible, layer %.*s", msg->member, msg->ratio, p->pp_size,
@@ -160,6 +160,8 @@ static bool layer_problem(const rd2h_dm *m, const struct dm_peer *p, const struc
 /* A message for a layer that cannot be served ends the requests it names: this peer will never fill that layer of them. */
 static void fail_message(rd2h_dm *m, uint32_t i) {
   struct dm_batch *b = dm_batch(m, i);
+  const struct dm_peer *p = dm_peer(m, b->peer);
+  int status = p->state == DM_PEER_REFUSED ? p->refusal : RD2H_LAYOUT;
   for (uint32_t k = 0; k < b->msg->n_reqs + b->msg->n_done; k++) {
     bool is_req = k < b->msg->n_reqs;
     struct rd2h_wire_req w = {0};
@@ -171,9 +173,9 @@ static void fail_message(rd2h_dm *m, uint32_t i) {
       memcpy(w.attempt, d->attempt, RD2H_ATTEMPT);
     }
     uint32_t r = dm_req_by_ext(m, w.id);
-    if (is_req) b->msg->req[k].status = RD2H_LAYOUT;
+    if (is_req) b->msg->req[k].status = status;
     if (r == RD2H_INDEX_NONE || (w.has_attempt && memcmp(w.attempt, dm_req(m, r)->attempt, RD2H_ATTEMPT))) continue;
-    if (dm_req_may_fail(m, r, b->peer)) dm_req_end(m, r, RD2H_LAYOUT, b->text, b->peer);
+    if (dm_req_may_fail(m, r, b->peer)) dm_req_end(m, r, status, b->text, b->peer);
   }
 }
 
@@ -182,9 +184,9 @@ void rd2h_dm_ready(rd2h_dm *m, uint32_t peer, struct rd2h_wire_ready *msg, uint6
   m->now = now;
   m->st.messages++;
   uint32_t i = p->state == DM_PEER_LOST ? RD2H_INDEX_NONE : new_batch(m, peer, msg->layer_idx);
-  if (i == RD2H_INDEX_NONE) { /* lost, or no memory for one batch more: the connection cannot go on */
+  if (i == RD2H_INDEX_NONE) { /* lost, or no memory to answer it in its turn: the connection cannot go on */
     dm_emit(m, RD2H_DA_FREE_MSG, peer, NULL, NULL)->msg = msg;
-    rd2h_dm_peer_lost(m, peer, "out of memory", now);
+    rd2h_dm_peer_fail(m, peer, "out of memory at Decode", now);
     return;
   }
   struct dm_batch *b = dm_batch(m, i);
@@ -207,16 +209,19 @@ void rd2h_dm_ready(rd2h_dm *m, uint32_t peer, struct rd2h_wire_ready *msg, uint6
   dm_batch_step(m, i, now);
 }
 
-void rd2h_dm_malformed(rd2h_dm *m, uint32_t peer, uint32_t layer_idx, const char *text, uint64_t now) {
+void rd2h_dm_malformed(rd2h_dm *m, uint32_t peer, uint32_t layer_idx, const uint64_t *seq, const char *text, uint64_t now) {
   struct dm_peer *p = dm_peer(m, peer);
+  m->now = now;
   m->st.malformed++;
   if (p->state == DM_PEER_LOST || layer_idx == RD2H_INDEX_NONE) return;
   uint32_t i = new_batch(m, peer, layer_idx);
   if (i == RD2H_INDEX_NONE) {
-    rd2h_dm_peer_lost(m, peer, "out of memory", now);
+    rd2h_dm_peer_fail(m, peer, "out of memory at Decode", now);
     return;
   }
   struct dm_batch *b = dm_batch(m, i);
+  b->has_seq = seq && p->ours;
+  b->seq = seq ? *seq : 0;
   b->layer_failed = true;
   snprintf(b->text, sizeof b->text, "%s", text);
   dm_batch_step(m, i, now);
@@ -370,6 +375,18 @@ void dm_batch_drop(rd2h_dm *m, uint32_t i) {
   unlink_batch(m, i);
   if (b->msg) dm_emit(m, RD2H_DA_FREE_MSG, b->peer, NULL, NULL)->msg = b->msg;
   rd2h_slab_give(&m->batches, i);
+}
+
+void dm_batch_fail(rd2h_dm *m, uint32_t i, const char *text, uint64_t now) {
+  struct dm_batch *b = dm_batch(m, i);
+  note_failure(b, text);
+  for (uint32_t k = 0; b->msg && k < b->msg->n_reqs && b->n_waiting; k++)
+    if (b->msg->req[k].status == DM_WAITING) {
+      b->msg->req[k].status = RD2H_PEER_LOST;
+      b->n_waiting--;
+    }
+  wait_remove(m, i);
+  dm_batch_step(m, i, now);
 }
 
 /* A peer with sequence numbers gets each answer at once, another one in the order of its messages. */

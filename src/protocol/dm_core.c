@@ -15,12 +15,13 @@ int rd2h_dm_create(const struct rd2h_dm_cfg *cfg, rd2h_dm **out, struct rd2h_err
   m->cfg.max_parked = or_default(cfg->max_parked, 4096);
   m->cfg.tombstones = or_default(cfg->tombstones, 4096);
   m->cfg.main_ranks = or_default(cfg->main_ranks, 1);
+  m->cfg.max_quarantined = or_default(cfg->max_quarantined, 4096);
   m->cfg.park_ns = or_default_ns(cfg->park_ns, 2000);
   m->cfg.queue_ns = or_default_ns(cfg->queue_ns, 600000);
   m->cfg.progress_ns = or_default_ns(cfg->progress_ns, 120000);
   m->cfg.probe_ns = or_default_ns(cfg->probe_ns, 1000);
   m->cfg.legacy_hold_ns = or_default_ns(cfg->legacy_hold_ns, 240000);
-  m->wait_head = m->wait_tail = RD2H_INDEX_NONE;
+  m->wait_head = m->wait_tail = m->oldest = m->newest = RD2H_INDEX_NONE;
   rd2h_slab_init(&m->peers, sizeof(struct dm_peer), m->cfg.max_peers);
   rd2h_slab_init(&m->batches, sizeof(struct dm_batch), 1u << 20);
   rd2h_slab_init(&m->reqs, sizeof(struct dm_req), m->cfg.max_requests);
@@ -139,4 +140,5 @@ void rd2h_dm_stats(const rd2h_dm *m, struct rd2h_dm_stats *st) {
   st->peers = m->peers.live;
   st->requests = m->reqs.live;
   st->parked_now = m->n_wait;
+  st->oldest = m->oldest == RD2H_INDEX_NONE ? 0 : dm_req(m, m->oldest)->installed;
 }

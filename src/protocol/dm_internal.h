@@ -6,6 +6,7 @@
 
 #define DM_TEXT 320
 #define DM_MAX_SLOTS 4096u /* contributors of one request: pp_size * ratio */
+#define DM_TOMB_ATTEMPTS 4u /* ended attempts remembered of one external id */
 
 /* While a request of a message is not decided, its `status` (final ones are <= 0) says how far it is. */
 enum { DM_PENDING = 1, DM_READING = 2, DM_WAITING = 3 };
@@ -20,6 +21,7 @@ struct dm_peer {
   uint32_t head, tail, n_batches; /* unanswered batches, oldest first */
   uint32_t n_bound;               /* contributor slots of live requests that it serves and has not finished */
   uint8_t incarnation[16];
+  int refusal;       /* what requests end with that a REFUSED peer names */
   char why[DM_TEXT]; /* of REFUSED and LOST */
 };
 
@@ -40,7 +42,7 @@ struct dm_slot {
   bool bound, done;
 };
 struct dm_req {
-  uint32_t gen;
+  uint32_t gen, older, newer; /* of those that live, in the order of installation */
   char *id, *ext;
   uint32_t id_n, ext_n;
   uint8_t attempt[RD2H_ATTEMPT];
@@ -59,8 +61,8 @@ struct dm_req {
 struct dm_tomb {
   char *ext;
   uint32_t ext_n;
-  bool any_attempt; /* an id nobody ever installed */
-  uint8_t attempt[RD2H_ATTEMPT];
+  uint8_t attempt[DM_TOMB_ATTEMPTS][RD2H_ATTEMPT];
+  uint32_t n_attempts, next_attempt; /* 0: an id nobody ever installed and nobody gave an attempt */
   uint64_t refused_until; /* a legacy peer left it unsettled */
 };
 
@@ -73,7 +75,8 @@ struct dm_act {
 struct rd2h_dm {
   struct rd2h_dm_cfg cfg;
   struct rd2h_slab peers, batches, reqs;
-  struct rd2h_map *by_id, *by_ext, *tomb_map;
+  struct rd2h_map *by_id, *by_ext, *tomb_map; /* by_ext: those that have not ended */
+  uint32_t oldest, newest;                    /* requests that have not ended */
   struct dm_tomb *tomb;
   uint32_t tomb_next;
   struct rd2h_heap timers;
@@ -108,6 +111,8 @@ void dm_peer_probe_due(rd2h_dm *, uint32_t peer, uint64_t now);
 /* batches (dm_batch.c) */
 void dm_batch_step(rd2h_dm *, uint32_t batch, uint64_t now);
 void dm_batch_drop(rd2h_dm *, uint32_t batch);
+/* Nothing that waits in it will be read: it is answered failed when a read of it, if any, is over. */
+void dm_batch_fail(rd2h_dm *, uint32_t batch, const char *text, uint64_t now);
 void dm_wait_recheck(rd2h_dm *, uint64_t now);
 void dm_wait_due(rd2h_dm *, uint32_t batch, uint64_t now);
 

@@ -93,12 +93,21 @@ static int build_links(const rd2h_dm *m, const struct rd2h_wire_meta *w, struct 
   return named ? RD2H_OK : RD2H_INVALID;
 }
 
-static void refuse(rd2h_dm *m, uint32_t peer, const char *text) {
+static void send_nak(rd2h_dm *m, uint32_t peer) {
+  const struct dm_peer *p = dm_peer(m, peer);
+  struct rd2h_da *a = dm_emit(m, RD2H_DA_REPLY, peer, NULL, p->why);
+  a->reply = RD2H_MSG_META_NAK;
+  a->status = p->refusal;
+}
+
+static void refuse(rd2h_dm *m, uint32_t peer, const char *text, uint64_t now) {
   struct dm_peer *p = dm_peer(m, peer);
   p->state = DM_PEER_REFUSED;
+  p->refusal = RD2H_LAYOUT;
   if (text != p->why) snprintf(p->why, sizeof p->why, "%s", text);
   m->st.refused_meta++;
-  dm_emit(m, RD2H_DA_REPLY, peer, NULL, p->why)->reply = RD2H_MSG_META_NAK;
+  send_nak(m, peer);
+  dm_peer_arm_probe(m, peer, now); /* it may go without a word */
 }
 
 /* A process has one connection a rank: a new one of the same incarnation means that the old is over. */
@@ -117,19 +126,19 @@ void rd2h_dm_meta(rd2h_dm *m, uint32_t peer, const struct rd2h_wire_meta *w, uin
   if (p->state == DM_PEER_LOST) return;
   m->st.messages++;
   if (p->n_batches) {
-    refuse(m, peer, "metadata came again while batches of this connection are open");
+    refuse(m, peer, "metadata came again while batches of this connection are open", now);
     return;
   }
   struct rd2h_link *link = rd2h_calloc(m->cfg.layout->n_layers, sizeof *link);
   if (!link) {
-    refuse(m, peer, "out of memory");
+    refuse(m, peer, "out of memory", now);
     return;
   }
   int rc = check_meta(m, w, text);
   if (rc == RD2H_OK) rc = build_links(m, w, link, text);
   if (rc != RD2H_OK) {
     rd2h_free(link);
-    refuse(m, peer, text);
+    refuse(m, peer, text, now);
     return;
   }
   rd2h_free(p->link);
@@ -147,10 +156,9 @@ void rd2h_dm_meta(rd2h_dm *m, uint32_t peer, const struct rd2h_wire_meta *w, uin
 
 void rd2h_dm_connected(rd2h_dm *m, uint32_t peer, int status, const char *text, uint64_t now) {
   struct dm_peer *p = dm_peer(m, peer);
-  (void)now;
   if (p->state != DM_PEER_CONNECTING) return;
   if (status != RD2H_OK) {
-    refuse(m, peer, text && text[0] ? text : rd2h_status_text(status));
+    refuse(m, peer, text && text[0] ? text : rd2h_status_text(status), now);
     return;
   }
   p->state = DM_PEER_READY;
@@ -167,7 +175,7 @@ void rd2h_dm_ping(rd2h_dm *m, uint32_t peer, uint64_t value, uint64_t now) {
 /* ---- liveness: the transport tells of a vanished peer only when something is sent to it ---- */
 void dm_peer_arm_probe(rd2h_dm *m, uint32_t peer, uint64_t now) {
   struct dm_peer *p = dm_peer(m, peer);
-  if (p->probe_armed || p->state != DM_PEER_READY) return;
+  if (p->probe_armed || (p->state != DM_PEER_READY && p->state != DM_PEER_REFUSED)) return;
   p->probe_armed = true;
   dm_timer(m, now + m->cfg.probe_ns, DM_TIMER_PROBE, peer, p->gen);
 }
@@ -175,7 +183,7 @@ void dm_peer_arm_probe(rd2h_dm *m, uint32_t peer, uint64_t now) {
 void dm_peer_probe_due(rd2h_dm *m, uint32_t peer, uint64_t now) {
   struct dm_peer *p = dm_peer(m, peer);
   p->probe_armed = false;
-  if (p->state != DM_PEER_READY || (!p->n_batches && !p->n_bound)) return;
+  if (p->state != DM_PEER_REFUSED && (p->state != DM_PEER_READY || !rd2h_dm_peer_busy(m, peer))) return;
   dm_emit(m, RD2H_DA_PROBE, peer, NULL, NULL);
   dm_peer_arm_probe(m, peer, now);
 }
@@ -203,6 +211,29 @@ static void end_requests_of(rd2h_dm *m, uint32_t peer) {
       }
   }
 }
+
+void rd2h_dm_peer_fail(rd2h_dm *m, uint32_t peer, const char *why, uint64_t now) {
+  struct dm_peer *p = dm_peer(m, peer);
+  m->now = now;
+  if (p->state == DM_PEER_LOST || p->state == DM_PEER_REFUSED) return;
+  p->state = DM_PEER_REFUSED;
+  p->refusal = RD2H_PEER_LOST;
+  snprintf(p->why, sizeof p->why, "%s", why);
+  for (uint32_t b = p->head, next; b != RD2H_INDEX_NONE; b = next) {
+    const struct dm_batch *x = dm_batch(m, b);
+    bool first = b == p->head;
+    next = x->next;
+    if (x->reading) dm_emit(m, RD2H_DA_CANCEL, peer, NULL, NULL)->batch = b;
+    if (x->reading || x->complete || x->plan_queued) continue;
+    dm_batch_fail(m, b, p->why, now);
+    if (first) next = p->head; /* with it may have gone those that waited behind it */
+  }
+  end_requests_of(m, peer);
+  if (p->ours) send_nak(m, peer);
+  dm_peer_arm_probe(m, peer, now);
+}
+
+bool rd2h_dm_peer_busy(const rd2h_dm *m, uint32_t peer) { return dm_peer(m, peer)->n_batches || dm_peer(m, peer)->n_bound; }
 
 void rd2h_dm_peer_lost(rd2h_dm *m, uint32_t peer, const char *why, uint64_t now) {
   struct dm_peer *p = dm_peer(m, peer);

@@ -19,9 +19,15 @@ static struct dm_tomb *tomb_find(const rd2h_dm *m, struct rd2h_str ext) {
   return i == RD2H_INDEX_NONE ? NULL : &m->tomb[i];
 }
 
+static bool tomb_has(const struct dm_tomb *t, const uint8_t *attempt) {
+  for (uint32_t i = 0; i < t->n_attempts; i++)
+    if (!memcmp(t->attempt[i], attempt, RD2H_ATTEMPT)) return true;
+  return false;
+}
+
 bool dm_tomb_match(const rd2h_dm *m, const struct rd2h_wire_req *w) {
   const struct dm_tomb *t = tomb_find(m, w->id);
-  return t && (!w->has_attempt || t->any_attempt || !memcmp(t->attempt, w->attempt, RD2H_ATTEMPT));
+  return t && (!w->has_attempt || tomb_has(t, w->attempt));
 }
 
 bool dm_tomb_refused(const rd2h_dm *m, struct rd2h_str ext, uint64_t now) {
@@ -44,10 +50,14 @@ void dm_tomb_put(rd2h_dm *m, struct rd2h_str ext, const uint8_t *attempt, uint64
     t->ext = copy;
     t->ext_n = ext.n;
     t->refused_until = 0;
+    t->n_attempts = t->next_attempt = 0;
     m->tomb_next = (i + 1) % m->cfg.tombstones;
   }
-  t->any_attempt = attempt == NULL;
-  if (attempt) memcpy(t->attempt, attempt, RD2H_ATTEMPT);
+  if (attempt && !tomb_has(t, attempt)) {
+    memcpy(t->attempt[t->next_attempt], attempt, RD2H_ATTEMPT);
+    t->next_attempt = (t->next_attempt + 1) % DM_TOMB_ATTEMPTS;
+    if (t->n_attempts < DM_TOMB_ATTEMPTS) t->n_attempts++;
+  }
   if (refused_until > t->refused_until) t->refused_until = refused_until; /* a later tombstone does not lift it */
 }
 
@@ -96,6 +106,28 @@ static int fill_request(struct dm_req *r, const struct rd2h_dm_grant *g) {
   return RD2H_OK;
 }
 
+/* ---- requests that have not ended, oldest first ---- */
+static void live_add(rd2h_dm *m, uint32_t i) {
+  struct dm_req *r = dm_req(m, i);
+  r->newer = RD2H_INDEX_NONE;
+  r->older = m->newest;
+  if (m->newest == RD2H_INDEX_NONE) m->oldest = i;
+  else dm_req(m, m->newest)->newer = i;
+  m->newest = i;
+}
+
+/* From here on its ids may be used again; what still comes for this attempt finds its tombstone. */
+static void live_remove(rd2h_dm *m, uint32_t i) {
+  struct dm_req *r = dm_req(m, i);
+  bool unsettled = r->status != RD2H_OK && r->legacy && r->slots_done < r->n_slots;
+  if (r->older == RD2H_INDEX_NONE) m->oldest = r->newer;
+  else dm_req(m, r->older)->newer = r->newer;
+  if (r->newer == RD2H_INDEX_NONE) m->newest = r->older;
+  else dm_req(m, r->newer)->older = r->older;
+  rd2h_map_del(m->by_ext, r->ext, r->ext_n);
+  dm_tomb_put(m, (struct rd2h_str){r->ext, r->ext_n}, r->attempt, unsettled ? m->now + m->cfg.legacy_hold_ns : 0);
+}
+
 /* Looked at again every 10 s at the latest, so that what ended requests leave in the heap is bounded by recent ones. */
 static void dm_req_arm(rd2h_dm *m, uint32_t i, uint64_t limit, uint64_t now) {
   uint64_t soon = now + 10000 * RD2H_MS;
@@ -113,6 +145,8 @@ int rd2h_dm_install(rd2h_dm *m, const struct rd2h_dm_grant *g, uint64_t now, str
     return report_at_once(m, g, RD2H_EXISTS, "another live request has the same external id", err);
   if (dm_tomb_refused(m, g->ext_id, now))
     return report_at_once(m, g, RD2H_REFUSED, "an earlier request of this id may still be served by its Prefill; use a new id", err);
+  if (m->st.quarantined >= m->cfg.max_quarantined)
+    return report_at_once(m, g, RD2H_LIMIT, "too many ended requests wait for the end of their reads", err);
   uint32_t i = rd2h_slab_take(&m->reqs);
   if (i == RD2H_INDEX_NONE) return report_at_once(m, g, RD2H_LIMIT, "too many requests wait for KV (max_requests)", err);
   struct dm_req *r = dm_req(m, i);
@@ -121,6 +155,7 @@ int rd2h_dm_install(rd2h_dm *m, const struct rd2h_dm_grant *g, uint64_t now, str
   if (rd2h_map_put(m->by_ext, g->ext_id.p, g->ext_id.n, i) != RD2H_OK) goto undo_id;
   r->gen = ++m->gen;
   r->installed = r->progress = now;
+  live_add(m, i);
   dm_req_arm(m, i, now + m->cfg.queue_ns, now);
   dm_wait_recheck(m, now);
   return RD2H_OK;
@@ -147,17 +182,16 @@ static void count_end(rd2h_dm *m, int status) {
 
 static void report(rd2h_dm *m, uint32_t i) {
   struct dm_req *r = dm_req(m, i);
-  struct rd2h_str ext = {r->ext, r->ext_n};
-  bool unsettled = r->status != RD2H_OK && r->legacy && r->slots_done < r->n_slots;
-  dm_tomb_put(m, ext, r->attempt, unsettled ? m->now + m->cfg.legacy_hold_ns : 0);
   for (uint32_t k = 0; k < r->n_slots; k++) {
     const struct dm_slot *s = &r->slot[k];
     if (s->bound && !s->done && rd2h_slab_live(&m->peers, s->peer) && dm_peer(m, s->peer)->gen == s->peer_gen)
       dm_peer(m, s->peer)->n_bound--;
   }
   rd2h_map_del(m->by_id, r->id, r->id_n);
-  rd2h_map_del(m->by_ext, r->ext, r->ext_n);
-  if (r->status != RD2H_OK) m->st.quarantined--;
+  if (r->status != RD2H_OK) {
+    m->st.quarantined--;
+    m->st.quarantined_blocks -= (uint64_t)r->n_main + r->n_indexer;
+  }
   dm_emit(m, RD2H_DA_REPORT, RD2H_INDEX_NONE, r->id, r->text)->status = r->status;
   r->id = NULL;
   dm_req_free(r);
@@ -184,6 +218,8 @@ void dm_req_end(rd2h_dm *m, uint32_t i, int status, const char *text, uint32_t c
   snprintf(r->text, sizeof r->text, "%s", text);
   count_end(m, status);
   m->st.quarantined++;
+  m->st.quarantined_blocks += (uint64_t)r->n_main + r->n_indexer;
+  live_remove(m, i);
   tell_contributors(m, r, cause_peer);
   dm_req_settle(m, i);
 }
@@ -217,6 +253,7 @@ void dm_req_settle(rd2h_dm *m, uint32_t i) {
     if (missing == RD2H_INDEX_NONE) {
       r->ended = true;
       m->st.completed++;
+      live_remove(m, i);
     } else {
       char text[DM_TEXT];
       snprintf(text, sizeof text, "Prefill said done, but layer %s is not complete (%u main and %u indexer blocks are needed)",

@@ -105,7 +105,8 @@ struct rd2h_pa *pm_emit(rd2h_pm *m, enum rd2h_pa_kind kind, uint32_t ep, char *i
 struct rd2h_pa *pm_emit_link(rd2h_pm *m, enum rd2h_pa_kind kind, uint32_t link, const char *text) {
   const struct pm_link *l = pm_link(m, link);
   const struct pm_req *r = pm_req(m, l->req);
-  struct rd2h_pa *a = pm_emit(m, kind, l->ep, rd2h_strndup(r->id, r->id_n), rd2h_strndup(r->ext, r->ext_n), text);
+  struct rd2h_pa *a = pm_emit(m, kind, l->ep, r->id ? rd2h_strndup(r->id, r->id_n) : NULL,
+                              rd2h_strndup(r->ext, r->ext_n), text);
   a->has_attempt = r->has_attempt;
   memcpy(a->attempt, r->attempt, RD2H_ATTEMPT);
   a->status = l->status;

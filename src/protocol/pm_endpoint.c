@@ -56,7 +56,7 @@ static void tell_untold(rd2h_pm *m, uint32_t ep, bool tell, uint64_t now) {
       uint32_t req = pm_link(m, i)->req;
       pm_link(m, i)->untold = false;
       if (tell) pm_link_tell(m, i, now);
-      pm_link(m, i)->outstanding--;
+      pm_link(m, i)->telling--;
       pm_req_maybe_settle(m, req);
     }
 }

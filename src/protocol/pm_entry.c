@@ -120,7 +120,7 @@ static void send_bye(rd2h_pm *m, uint32_t i) {
   }
   if (e->ours && (e->caps & RD2H_CAP_CANCEL)) pm_emit_link(m, RD2H_PA_SEND_CANCEL, x->link, r->text);
   m->st.cancels += e->ours;
-  l->outstanding--;
+  l->telling--;
   pm_entry_remove(m, i);
   pm_req_maybe_settle(m, req);
 }
@@ -189,8 +189,12 @@ static void settle_batch(rd2h_pm *m, const struct pm_entry *x, int status, const
 
 static void settle_link(rd2h_pm *m, const struct pm_entry *x, int status, const char *text, uint64_t now) {
   uint32_t req = pm_link(m, x->link)->req;
-  pm_link(m, x->link)->outstanding--;
-  if (x->kind == PM_DONE) pm_link_end(m, x->link, status, text[0] ? text : rd2h_status_text(status), false, now);
+  if (x->kind == PM_BYE) {
+    pm_link(m, x->link)->telling--;
+  } else {
+    pm_link(m, x->link)->outstanding--;
+    pm_link_end(m, x->link, status, text[0] ? text : rd2h_status_text(status), false, now);
+  }
   pm_req_maybe_settle(m, req);
 }
 

@@ -34,10 +34,11 @@ struct pm_entry {
 /* One request at one endpoint. */
 struct pm_link {
   uint32_t req, ep, next;  /* next: of the request's list */
-  uint32_t outstanding;    /* entries that name it and are not settled */
+  uint32_t outstanding;    /* batches and done that name it and are not settled */
+  uint32_t telling;        /* its reader is still to be told: keeps the record, holds up nothing */
   bool last, done_queued;
   bool known;              /* a batch of it was answered: the reader knows who serves it and notices when the connection ends */
-  bool untold;             /* its reader is to hear of its end as soon as there is a way; counts as outstanding until then */
+  bool untold;             /* its reader is to hear of its end as soon as there is a way; counts in telling until then */
   bool ended;              /* nothing more is published here: settled, failed or given up */
   int status;
 };
@@ -47,6 +48,7 @@ struct pm_req {
   char *id, *ext;
   uint32_t id_n, ext_n;
   bool has_attempt, has_dspark, finished;
+  bool settled;            /* reported; id is gone */
   uint8_t attempt[RD2H_ATTEMPT];
   uint32_t links, outstanding;
   char text[PM_TEXT]; /* first failure */

@@ -86,7 +86,7 @@ uint32_t rd2h_pm_bind(rd2h_pm *m, const struct rd2h_pm_request *q, uint32_t ep, 
 void pm_link_owe(rd2h_pm *m, uint32_t l) {
   if (pm_link(m, l)->untold) return;
   pm_link(m, l)->untold = true;
-  pm_link(m, l)->outstanding++;
+  pm_link(m, l)->telling++;
 }
 
 /* Without an epoch a reader that draws attempts is told in a new one; another has dropped the request, or never heard of it. */
@@ -106,7 +106,7 @@ void pm_link_tell(rd2h_pm *m, uint32_t l, uint64_t now) {
     return;
   }
   pm_entry(m, i)->link = l;
-  pm_link(m, l)->outstanding++;
+  pm_link(m, l)->telling++;
   pm_kick(m, ep, now);
 }
 
@@ -164,21 +164,30 @@ static void free_links(rd2h_pm *m, uint32_t req) {
   }
 }
 
+static void settle(rd2h_pm *m, struct pm_req *r, int status) {
+  r->settled = true;
+  m->st.requests_settled++;
+  m->st.requests_failed += status != RD2H_OK;
+  rd2h_map_del(m->by_id, r->id, r->id_n);
+  pm_emit(m, RD2H_PA_REQ_SETTLED, RD2H_INDEX_NONE, r->id, NULL, r->text)->status = status;
+  r->id = NULL;
+}
+
 void pm_req_maybe_settle(rd2h_pm *m, uint32_t req) {
   struct pm_req *r = pm_req(m, req);
   int status = RD2H_OK;
+  uint32_t telling = 0;
   if (!r->finished) return;
   for (uint32_t l = r->links; l != RD2H_INDEX_NONE; l = pm_link(m, l)->next) {
     const struct pm_link *k = pm_link(m, l);
     if (!k->ended || k->outstanding) return;
     if (status == RD2H_OK) status = k->status;
+    telling += k->telling;
   }
-  m->st.requests_settled++;
-  m->st.requests_failed += status != RD2H_OK;
+  if (!r->settled) settle(m, r, status);
+  if (telling) return;
   free_links(m, req);
-  rd2h_map_del(m->by_id, r->id, r->id_n);
-  struct rd2h_pa *a = pm_emit(m, RD2H_PA_REQ_SETTLED, RD2H_INDEX_NONE, r->id, r->ext, r->text);
-  a->status = status;
+  rd2h_free(r->ext);
   rd2h_slab_give(&m->reqs, req);
 }
 

@@ -31,7 +31,7 @@ enum rd2h_pa_kind {
   RD2H_PA_SEND_CANCEL, /* endpoint: CANCEL(ext_id, attempt, status, text); to peers of ours only, whatever `ours` says: a refused
                           epoch is not acknowledged, but the attempt proves that Decode knows it */
   RD2H_PA_BATCH_SETTLED, /* cookie, status: no reader will touch this batch's source: open its slots, free it */
-  RD2H_PA_REQ_SETTLED    /* id, status: finished here and at every endpoint: may be reported, record is gone */
+  RD2H_PA_REQ_SETTLED    /* id, status: finished here and at every endpoint: may be reported */
 };
 struct rd2h_pa {
   enum rd2h_pa_kind kind;

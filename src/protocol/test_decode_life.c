@@ -195,6 +195,50 @@ static void test_peer_lost(void **state) {
   t_stop(&t);
 }
 
+/* The engine is down, the connection is not: Prefill hears of everything instead of waiting for answers. */
+static void test_peer_failed(void **state) {
+  (void)state;
+  struct t_dm t = t_start(&t_cfg);
+  uint32_t p = t_peer(&t, T_OURS);
+  install(&t, "id1", "x", 'a');
+  install(&t, "id2", "y", 'b');
+  ready(&t, p, .layer = 0, .seq = 1, .req = {R("x", 'a', 0, 4)});
+  ready(&t, p, .layer = 1, .seq = 2, .req = {R("later", 'l', 0, 4)});
+  expect(&t, "read 8");
+  rd2h_dm_peer_fail(t.dm, p, "its engine is down", t.now);
+  rd2h_dm_peer_fail(t.dm, p, "again", t.now);
+  expect(&t, "cancel 0; failed 0 L1 #2 PEER_LOST; nak 0");
+  ready(&t, p, .layer = 0, .seq = 3, .req = {R("y", 'b', 0, 4)}); /* was on its way */
+  expect(&t, "report id2 PEER_LOST; failed 0 L0 #3 PEER_LOST");
+  read_over(&t, 0, RD2H_CANCELED);
+  expect(&t, "report id1 PEER_LOST; failed 0 L0 #1 CANCELED");
+  pass(&t, SEC);
+  expect(&t, "probe 0"); /* it may go without a word */
+  rd2h_dm_peer_lost(t.dm, p, "gone", t.now);
+  expect(&t, "close 0");
+  t_stop(&t);
+}
+
+static void test_legacy_peer_failed(void **state) {
+  (void)state;
+  struct t_dm t = t_start(&t_cfg);
+  uint32_t p = t_peer(&t, T_LEGACY);
+  install(&t, "id1", "x", 'a');
+  ready(&t, p, .layer = 0, .req = {R("later", 0, 0, 4)}); /* waits, and with it the next */
+  ready(&t, p, .layer = 0, .req = {R("x", 0, 0, 4)});
+  rd2h_dm_malformed(t.dm, p, 1, NULL, "nonsense", t.now);
+  ready(&t, p, .layer = 1, .req = {R("last", 0, 0, 4)});
+  read_over(&t, 0, RD2H_OK);
+  t.log[0] = 0;
+  rd2h_dm_peer_fail(t.dm, p, "its engine is down", t.now);
+  expect(&t, "failed 0 L0 PEER_LOST; done 0 L0 OK; failed 0 L1; failed 0 L1 PEER_LOST; report id1 PEER_LOST");
+  assert_false(rd2h_dm_peer_busy(t.dm, p));
+  t_send_meta(&t, p, T_LEGACY); /* it may begin anew on the same connection */
+  rd2h_dm_connected(t.dm, p, RD2H_OK, "", t.now);
+  expect(&t, "connect 0; ack 0");
+  t_stop(&t);
+}
+
 static void test_finished_slot_survives(void **state) {
   (void)state;
   struct t_dm t = t_start(&t_cfg);
@@ -411,6 +455,57 @@ static void test_refusal_is_not_lifted(void **state) {
   t_stop(&t);
 }
 
+/* While reads of the ended attempt still write to its blocks, the next one has its own and goes on. */
+static void test_retry_beside_a_quarantined_attempt(void **state) {
+  (void)state;
+  struct t_dm t = t_start(&t_cfg);
+  uint32_t p = t_peer(&t, T_OURS);
+  install(&t, "id1", "x", 'a');
+  ready(&t, p, .layer = 0, .seq = 1, .req = {R("x", 'a', 0, 4)});
+  end(&t, "id1", RD2H_ABORTED);
+  install(&t, "id2", "x", 'b');
+  ready(&t, p, .layer = 1, .seq = 2, .req = {R("x", 'a', 0, 4)}); /* late */
+  ready(&t, p, .layer = 0, .seq = 3, .req = {R("x", 'b', 0, 4)});
+  expect(&t, "read 8; tell 0 x ABORTED; done 0 L1 #2 SKIPPED; read 8");
+  assert_int_equal(t_stats(&t).quarantined_blocks, 16);
+  read_over(&t, 0, RD2H_OK);
+  expect(&t, "report id1 ABORTED; done 0 L0 #1 OK");
+  read_over(&t, 1, RD2H_OK);
+  ready(&t, p, .layer = 1, .seq = 4, .req = {R("x", 'b', 0, 4)});
+  read_over(&t, 2, RD2H_OK);
+  ready(&t, p, .layer = 1, .seq = 5, .done = "x", .done_attempt = 'a');
+  expect(&t, "done 0 L0 #3 OK; read 8; done 0 L1 #4 OK; done 0 L1 #5");
+  ready(&t, p, .layer = 1, .seq = 6, .done = "x", .done_attempt = 'b');
+  expect(&t, "report id2 OK; done 0 L1 #6");
+  for (uint32_t i = 0; i < 2; i++) /* both attempts are remembered: neither waits for destinations */
+    ready(&t, p, .layer = 0, .seq = 7 + i, .req = {R("x", (char)('a' + i), 0, 4)});
+  expect(&t, "done 0 L0 #7 SKIPPED; done 0 L0 #8 SKIPPED");
+  assert_int_equal(t_stats(&t).quarantined_blocks, 0);
+  t_stop(&t);
+}
+
+/* An engine whose reads do not end may not take the whole pool, one aborted request after the other. */
+static void test_quarantine_is_limited(void **state) {
+  (void)state;
+  struct rd2h_dm_cfg c = t_cfg;
+  c.max_quarantined = 1;
+  struct t_dm t = t_start(&c);
+  uint32_t p = t_peer(&t, T_OURS);
+  install(&t, "id1", "x", 'a');
+  ready(&t, p, .layer = 0, .seq = 1, .req = {R("x", 'a', 0, 4)});
+  end(&t, "id1", RD2H_ABORTED);
+  t.log[0] = 0;
+  install(&t, "id2", "y", 'b');
+  expect(&t, "report id2 LIMIT");
+  read_over(&t, 0, RD2H_OK);
+  install(&t, "id3", "z", 'c');
+  expect(&t, "report id1 ABORTED; done 0 L0 #1 OK");
+  assert_int_equal(t_stats(&t).oldest, t.now);
+  end(&t, "id3", RD2H_ABORTED);
+  assert_int_equal(t_stats(&t).oldest, 0);
+  t_stop(&t);
+}
+
 /* ---- limits ---- */
 static void test_bad_grants(void **state) {
   (void)state;
@@ -530,6 +625,10 @@ int main(void) {
     cmocka_unit_test(test_end_tells_contributors),
     cmocka_unit_test(test_abort_leaves_the_others),
     cmocka_unit_test(test_peer_lost),
+    cmocka_unit_test(test_peer_failed),
+    cmocka_unit_test(test_legacy_peer_failed),
+    cmocka_unit_test(test_retry_beside_a_quarantined_attempt),
+    cmocka_unit_test(test_quarantine_is_limited),
     cmocka_unit_test(test_finished_slot_survives),
     cmocka_unit_test(test_unreachable_while_answering),
     cmocka_unit_test(test_lost_before_it_was_read),

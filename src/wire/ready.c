@@ -170,6 +170,22 @@ int rd2h_wire_decode_ready(const uint8_t *p, size_t n, struct rd2h_arena *arena,
   return RD2H_OK;
 }
 
+bool rd2h_wire_ready_seq(const uint8_t *p, size_t n, uint64_t *seq) {
+  struct rd2h_error ignored;
+  struct rd2h_wire_in in = {{p, p + n}, p, p + n, NULL, NULL, &ignored};
+  uint32_t fields, pairs;
+  struct rd2h_str key;
+  if (rd2h_wire_open(&in, RD2H_MSG_READY, 8, &fields) || rd2h_wire_skip(&in, "a field", 6) || !rd2h_mp_map(&in.r, &pairs))
+    return false;
+  for (; pairs && rd2h_mp_str(&in.r, &key); pairs--) {
+    if (key.n == 3 && !memcmp(key.p, "seq", 3))
+      return rd2h_mp_uint(&in.r, seq);
+    if (!rd2h_mp_skip(&in.r))
+      return false;
+  }
+  return false;
+}
+
 static void put_attempt(struct rd2h_buf *b, bool has, const uint8_t attempt[RD2H_ATTEMPT]) {
   if (has)
     rd2h_mp_put_bin(b, attempt, RD2H_ATTEMPT);

@@ -523,6 +523,27 @@ static void test_reply_ignores(void **state) {
   assert_int_equal(reply(&m), RD2H_MALFORMED); /* not a reply */
 }
 
+/* Whatever is wrong with what it carries, the number can be read as long as the frame holds together. */
+static void test_number_of_an_unreadable_ready(void **state) {
+  (void)state;
+  uint64_t seq = 0;
+  rd2h_buf_reset(&buf);
+  rd2h_wire_encode_ready_head(&buf, 3, STR("layer"), true);
+  rd2h_mp_put_nil(&buf); /* where the requests should be */
+  rd2h_wire_encode_ready_tail(&buf, NULL, 0, 0, 1, true, 41);
+  struct rd2h_wire_ready m;
+  assert_int_equal(ready(&m), RD2H_MALFORMED);
+  assert_true(rd2h_wire_ready_seq(buf.p, buf.len, &seq));
+  assert_int_equal(seq, 41);
+  for (size_t n = 0; n < buf.len; n++)
+    assert_false(rd2h_wire_ready_seq(buf.p, n, &seq));
+  rd2h_buf_reset(&buf);
+  rd2h_wire_encode_ready_head(&buf, 3, STR("layer"), false);
+  rd2h_wire_encode_reqs(&buf, NULL, 0);
+  rd2h_wire_encode_ready_tail(&buf, NULL, 0, 0, 1, false, 0);
+  assert_false(rd2h_wire_ready_seq(buf.p, buf.len, &seq)); /* it has none */
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_kind), cmocka_unit_test(test_bad_request_spares_the_others), cmocka_unit_test(test_ready_ignores),
@@ -531,6 +552,7 @@ int main(void) {
     cmocka_unit_test(test_cap_meta), cmocka_unit_test(test_cap_stage), cmocka_unit_test(test_cap_text),
     cmocka_unit_test(test_cap_ext), cmocka_unit_test(test_ext_takes), cmocka_unit_test(test_ext_refuses),
     cmocka_unit_test(test_ext_in_any_layer), cmocka_unit_test(test_meta_refuses), cmocka_unit_test(test_reply_ignores),
+    cmocka_unit_test(test_number_of_an_unreadable_ready),
   };
   return cmocka_run_group_tests_name("wire_rules", tests, set_up, tear_down);
 }

@@ -137,6 +137,8 @@ int rd2h_wire_decode_meta(const uint8_t *p, size_t n, struct rd2h_arena *, struc
 /* On MALFORMED, *layer_idx is the layer index where one could be read, else UINT32_MAX: who can be answered is. */
 int rd2h_wire_decode_ready(const uint8_t *p, size_t n, struct rd2h_arena *, struct rd2h_wire_ready *, uint32_t *layer_idx,
                            struct rd2h_error *);
+/* The number of a READY that could not be decoded (or held), where its frame can be read that far. */
+bool rd2h_wire_ready_seq(const uint8_t *p, size_t n, uint64_t *seq);
 int rd2h_wire_decode_reply(const uint8_t *p, size_t n, struct rd2h_arena *, struct rd2h_wire_reply *, struct rd2h_error *);
 int rd2h_wire_decode_cancel(const uint8_t *p, size_t n, struct rd2h_wire_cancel *, struct rd2h_error *);
 int rd2h_wire_decode_ping(const uint8_t *p, size_t n, uint64_t *value, struct rd2h_error *);

@@ -5,7 +5,7 @@
 
 static void send_out(rd2h_dw *w, uint32_t peer) {
   if (w->out.failed)
-    rd2h_dm_peer_lost(w->dm, peer, "out of memory for an answer", w->now);
+    rd2h_dm_peer_fail(w->dm, peer, "out of memory for an answer", w->now);
   else
     dw_send(w, peer, w->out.p, w->out.len);
 }
@@ -65,7 +65,7 @@ static void do_reply(rd2h_dw *w, const struct rd2h_da *a) {
     rd2h_wire_encode_meta_ack(&w->out, a->ours ? &ext : NULL);
     break;
   case RD2H_MSG_META_NAK:
-    if (dw_may_log(w))
+    if (a->status != RD2H_PEER_LOST && dw_may_log(w))
       RD2H_WARN("decode rank %u: metadata of Prefill %s is refused: %s", w->o.tp_rank, w->peer[a->peer]->session, a->text);
     rd2h_wire_encode_meta_nak(&w->out, a->text);
     break;

@@ -209,15 +209,23 @@ static void completed(rd2h_dw *w, const struct rd2h_completion *c) {
   finish(w, b, c->status, c->status ? rd2h_eng_last_error(w->eng, c->id) : "");
 }
 
+/* The connection may well live: then Prefill hears of it at once instead of waiting for answers. */
+static void lost(rd2h_dw *w, uint32_t peer, int status) {
+  const char *engine = rd2h_eng_name(w->eng), *session = w->peer[peer]->session, *why = rd2h_status_text(status);
+  if (rd2h_dm_peer_busy(w->dm, peer))
+    RD2H_INFO("decode rank %u: engine %s lost Prefill %s: %s", w->o.tp_rank, engine, session, why);
+  else
+    RD2H_DEBUG("decode rank %u: engine %s: Prefill %s is gone: %s", w->o.tp_rank, engine, session, why);
+  rd2h_dm_peer_fail(w->dm, peer, "the transfer engine lost its process", w->now);
+}
+
 static uint32_t peer_events(rd2h_dw *w) {
   struct rd2h_peer_event ev[POLL_MAX];
   int n = rd2h_eng_events(w->eng, ev, POLL_MAX);
   for (int i = 0; i < n; i++) {
     uint32_t peer = (uint32_t)ev[i].cookie;
     if (!ev[i].up && peer < w->n_peers && w->peer[peer]) {
-      RD2H_INFO("decode rank %u: engine %s lost Prefill %s: %s", w->o.tp_rank, rd2h_eng_name(w->eng), w->peer[peer]->session,
-                rd2h_status_text(ev[i].status));
-      rd2h_dm_peer_lost(w->dm, peer, "the transfer engine lost its process", w->now);
+      lost(w, peer, ev[i].status);
       dw_drain(w);
     }
   }

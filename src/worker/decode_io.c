@@ -115,7 +115,7 @@ static void refuse_meta(rd2h_dw *w, uint32_t peer, const struct rd2h_error *err)
   rd2h_wire_encode_meta_nak(&w->out, err->text);
   if (!w->out.failed)
     dw_send(w, peer, w->out.p, w->out.len);
-  rd2h_dm_malformed(w->dm, peer, RD2H_INDEX_NONE, err->text, w->now);
+  rd2h_dm_malformed(w->dm, peer, RD2H_INDEX_NONE, NULL, err->text, w->now);
 }
 
 static void on_meta(rd2h_dw *w, uint32_t peer, const uint8_t *p, size_t n) {
@@ -130,10 +130,10 @@ static void on_meta(rd2h_dw *w, uint32_t peer, const uint8_t *p, size_t n) {
   dw_drain(w);
 }
 
-static void malformed(rd2h_dw *w, uint32_t peer, uint32_t layer_idx, const char *text) {
+static void malformed(rd2h_dw *w, uint32_t peer, uint32_t layer_idx, const uint64_t *seq, const char *text) {
   if (dw_may_log(w))
     RD2H_WARN("decode rank %u: bad message from %s: %s", w->o.tp_rank, w->peer[peer]->session, text);
-  rd2h_dm_malformed(w->dm, peer, layer_idx, text, w->now);
+  rd2h_dm_malformed(w->dm, peer, layer_idx, seq, text, w->now);
 }
 
 static void on_ready(rd2h_dw *w, uint32_t peer, const uint8_t *p, size_t n) {
@@ -149,7 +149,8 @@ static void on_ready(rd2h_dw *w, uint32_t peer, const uint8_t *p, size_t n) {
     m->peer = peer;
     rd2h_dm_ready(w->dm, peer, &m->ready, w->now);
   } else {
-    malformed(w, peer, layer_idx, err.text);
+    uint64_t seq;
+    malformed(w, peer, layer_idx, rd2h_wire_ready_seq(p, n, &seq) ? &seq : NULL, err.text);
   }
 }
 
@@ -157,7 +158,7 @@ static void on_cancel(rd2h_dw *w, uint32_t peer, const uint8_t *p, size_t n) {
   struct rd2h_error err = {0};
   struct rd2h_wire_cancel c;
   if (rd2h_wire_decode_cancel(p, n, &c, &err))
-    malformed(w, peer, RD2H_INDEX_NONE, err.text);
+    malformed(w, peer, RD2H_INDEX_NONE, NULL, err.text);
   else
     rd2h_dm_cancel(w->dm, peer, &c, w->now);
 }
@@ -166,7 +167,7 @@ static void on_ping(rd2h_dw *w, uint32_t peer, const uint8_t *p, size_t n) {
   struct rd2h_error err = {0};
   uint64_t value;
   if (rd2h_wire_decode_ping(p, n, &value, &err))
-    malformed(w, peer, RD2H_INDEX_NONE, err.text);
+    malformed(w, peer, RD2H_INDEX_NONE, NULL, err.text);
   else
     rd2h_dm_ping(w->dm, peer, value, w->now);
 }
@@ -174,7 +175,7 @@ static void on_ping(rd2h_dw *w, uint32_t peer, const uint8_t *p, size_t n) {
 static void on_other(rd2h_dw *w, uint32_t peer, const uint8_t *p, size_t n) {
   (void)p;
   (void)n;
-  malformed(w, peer, RD2H_INDEX_NONE, "no message that a Decode rank knows");
+  malformed(w, peer, RD2H_INDEX_NONE, NULL, "no message that a Decode rank knows");
 }
 
 static void (*const handlers[])(rd2h_dw *, uint32_t, const uint8_t *, size_t) = {

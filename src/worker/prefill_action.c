@@ -3,6 +3,7 @@
 #include "layout/layout.h"
 #include "worker/prefill_worker.h"
 #include <stdio.h>
+#include <zmq.h>
 
 /* A layer that no Decode has: a batch for it ends the requests that it names there, before anything is read. */
 #define POISON_LAYER "rd2h:request-ended"
@@ -30,7 +31,12 @@ static void do_connect(rd2h_pw *w, const struct rd2h_pa *a) {
     rd2h_pm_disconnected(w->pm, a->endpoint, a->epoch, err.text, w->now);
 }
 
+/* What was sent just before still gets out when Decode refused us: it tells which requests it need not wait for. */
+#define REFUSED_LINGER_MS 1000
+
 static void do_close(rd2h_pw *w, const struct rd2h_pa *a) {
+  if (a->status == RD2H_REFUSED && a->endpoint < w->n_endpoints && w->endpoint[a->endpoint].socket)
+    rd2h_zmq_set(w->endpoint[a->endpoint].socket, ZMQ_LINGER, REFUSED_LINGER_MS);
   if (a->status)
     RD2H_INFO("prefill rank %u: connection to Decode at %s", w->o.tp_rank, a->text); /* what it costs, its requests say */
   pw_endpoint_close(w, a->endpoint);

@@ -17,10 +17,12 @@ void raw_prefill(struct raw *r, uint16_t port) {
   RIG_CHECK(!zmq_connect(r->socket, address));
 }
 
-void raw_decode(struct raw *r) {
+void raw_decode(struct raw *r, const int (*options)[2]) {
   char address[64];
   size_t n = sizeof address;
   open_socket(r, ZMQ_ROUTER);
+  for (; options && (*options)[0]; options++)
+    RIG_CHECK(!zmq_setsockopt(r->socket, (*options)[0], &(*options)[1], sizeof(int)));
   RIG_CHECK(!zmq_bind(r->socket, "tcp://127.0.0.1:*"));
   RIG_CHECK(!zmq_getsockopt(r->socket, ZMQ_LAST_ENDPOINT, address, &n));
   r->port = (uint16_t)atoi(strrchr(address, ':') + 1);

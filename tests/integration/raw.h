@@ -13,7 +13,7 @@ struct raw {
   struct rd2h_buf in; /* last payload */
 };
 void raw_prefill(struct raw *, uint16_t port); /* DEALER connected to a Decode rank */
-void raw_decode(struct raw *);                 /* ROUTER at a port of its own */
+void raw_decode(struct raw *, const int (*options)[2]); /* ROUTER at a port of its own; options: NULL, or pairs that 0 ends */
 void raw_close(struct raw *);
 void raw_send(struct raw *, const void *p, size_t n); /* to the last sender, where there are several */
 void raw_send_frames(struct raw *, const char *const *frames, uint32_t n);

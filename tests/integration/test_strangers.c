@@ -262,7 +262,7 @@ static void open_prefill(struct prefill_case *x, struct rd2h_prefill_opts o, boo
   *x = (struct prefill_case){0};
   o.settle_ms = o.settle_ms ? o.settle_ms : 1;
   rig_side_open(&x->src, &shape);
-  raw_decode(&x->raw);
+  raw_decode(&x->raw, NULL);
   x->p = rig_prefill(&x->src, &o);
   rig_request(&x->r, "r", 4, 0, 0);
   rig_send(&x->send, &x->r, x->raw.port, 0, 4, true);
@@ -406,7 +406,7 @@ static void nobody_listens(void **state) {
   (void)state;
   struct prefill_case x = {0};
   rig_side_open(&x.src, &shape);
-  raw_decode(&x.raw);
+  raw_decode(&x.raw, NULL);
   uint16_t port = x.raw.port;
   raw_close(&x.raw);
   x.p = rig_prefill(&x.src, &(struct rd2h_prefill_opts){.settle_ms = 1});
