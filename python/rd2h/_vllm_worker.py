@@ -4,6 +4,7 @@ vLLM."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from rd2h import _vllm_model, core
@@ -11,6 +12,7 @@ from rd2h._vllm_model import Engine
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
+LAYER_NUMBER = re.compile(r"layers\.(\d+)")
 GATE_MARGIN_MS = 1_000  # the C side gives a reader up after hold_ms; waits last a little longer, never for ever
 
 
@@ -22,7 +24,8 @@ class PrefillRank:
     def __init__(self, e: Engine, kv_caches: dict[str, Any]) -> None:
         o, tp, pp = e.options, get_tp_group(), get_pp_group()
         self._layout = _layout(e, kv_caches, tp.rank_in_group)
-        self._layers = {name: self._layout.find(name) for name in kv_caches}
+        self._layers: dict[str | int, int | None] = {name: self._layout.find(name) for name in kv_caches}
+        self._layers |= {int(n[1]): i for name, i in self._layers.items() if (n := LAYER_NUMBER.search(name))}
         self.raises = o["on_read_failure"] == "raise"
         self._wait_ms = o["hold_ms"] + GATE_MARGIN_MS
         gate = o["layer_gate"]
@@ -55,10 +58,15 @@ class PrefillRank:
         if self._gated:
             self.wait_send(name)
 
-    def wait_send(self, name: str) -> None:
-        i = self._layers.get(name)
+    def wait_send(self, layer: str | int) -> None:
+        i = self._layers.get(layer)
         if i is not None:
             self._c.wait_layer(i, self._wait_ms)
+
+    def wait_ordinal(self, stage_layer: int) -> None:
+        if not 0 <= stage_layer < len(self._layout):
+            raise core.Rd2hError(core.lib.RD2H_RANGE, f"there is no layer {stage_layer}: this stage has {len(self._layout)}")
+        self._c.wait_layer(stage_layer, self._wait_ms)
 
     def preempted(self, blob: bytes) -> None:
         self._c.wait_preempted(blob, self._wait_ms)
@@ -109,10 +117,10 @@ class DecodeRank:
     def step(self, blob: bytes) -> None:
         self._c.step(blob)
 
-    def layer(self, name: str) -> None:
+    def layer(self, name: str | int) -> None:
         pass
 
-    gate = wait_send = layer
+    gate = wait_send = wait_ordinal = layer
 
     def preempted(self, blob: bytes) -> None:
         pass

@@ -154,9 +154,15 @@ class SfaRemoteD2HConnector(KVConnectorBase_V1, SupportsHMA):
         self._rank.gate(layer_name)
 
     @_nothing
-    def wait_for_layer_send(self, layer_name: str) -> None:
-        """Prefill: waits until every reader of the layer's storage has answered; bounded by hold_ms."""
-        self._rank.wait_send(layer_name)
+    def wait_for_layer_send(self, layer: str | int) -> None:
+        """Prefill: waits until every reader of the layer's storage has answered; bounded by hold_ms. layer: the name of one of its
+        tensors, or its number in the model."""
+        self._rank.wait_send(layer)
+
+    @_nothing
+    def wait_for_layer_reuse(self, stage_layer: int) -> None:
+        """The same for the stage_layer-th cache layer of this pipeline stage: for who reuses storage layer by layer."""
+        self._rank.wait_ordinal(stage_layer)
 
     @_nothing
     def on_kv_cache_written(self, layer_name: str, *args: Any, **kwargs: Any) -> None:
@@ -211,6 +217,12 @@ class MultiConnector(VllmMultiConnector):
     Use it as ``"kv_connector": "MultiConnector", "kv_connector_module_path": "rd2h.vllm"``: vLLM goes by the class name.
     """
 
+    def __init__(self, vllm_config, role: KVConnectorRole, kv_cache_config) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        for c in self._connectors:
+            if (offer := getattr(c, "set_external_slot_release_waiter", None)) is not None:
+                offer(self.wait_for_layer_reuse)
+
     def _ordered(self) -> list[KVConnectorBase_V1]:
         return sorted(self._connectors, key=lambda c: not isinstance(c, SfaRemoteD2HConnector))
 
@@ -231,10 +243,16 @@ class MultiConnector(VllmMultiConnector):
             if (hook := getattr(c, "on_kv_cache_written", None)) is not None:
                 hook(layer_name, *args, **kwargs)
 
-    def wait_for_layer_send(self, layer_name: str) -> None:
+    def wait_for_layer_send(self, layer: str | int) -> None:
         for c in self._ordered():
             if (hook := getattr(c, "wait_for_layer_send", None)) is not None:
-                hook(layer_name)
+                hook(layer)
+
+    def wait_for_layer_reuse(self, stage_layer: int) -> None:
+        """Given to children that reuse storage themselves: they ask before they overwrite what readers of ours may still read."""
+        for c in self._connectors:
+            if isinstance(c, SfaRemoteD2HConnector):
+                c.wait_for_layer_reuse(stage_layer)
 
 
 # vLLM's MultiConnector looks statistics classes up in the registry, also those of connectors that came by module path.

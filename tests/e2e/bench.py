@@ -152,6 +152,34 @@ class Flight:
     prompt: list[int]
 
 
+OFFLOADING = {
+    "kv_connector": "OffloadingConnector",
+    "kv_role": "kv_both",
+    "kv_connector_extra_config": {"spec_name": "MemcpySpec", "spec_module_path": "cpu_offload", "cpu_bytes_to_use": 64 << 20},
+}
+
+
+def transfer_config(role: str, port: int, offload: bool) -> dict[str, Any]:
+    """offload: beside vLLM's OffloadingConnector. On Prefill that stands first, so that it is the one that loads what it has; on
+    Decode ours does, so that a prompt is pulled."""
+    ours = {
+        "kv_connector": "SfaRemoteD2HConnector",
+        "kv_connector_module_path": "rd2h.vllm",
+        "kv_role": role,
+        "kv_port": port,
+        "kv_connector_extra_config": {"transfer_backend": "auto"},
+    }
+    if not offload:
+        return ours
+    children = [OFFLOADING, ours] if role == "kv_producer" else [ours, OFFLOADING]
+    return {
+        "kv_connector": "MultiConnector",
+        "kv_connector_module_path": "rd2h.vllm",
+        "kv_role": role,
+        "kv_connector_extra_config": {"connectors": children},
+    }
+
+
 class Bench:
     """Prefill, Decode and the single engine of one model, a context manager. single: else Prefill's stands in for it."""
 
@@ -162,17 +190,10 @@ class Bench:
         port = free_port()
 
         def start(name: str, core: int, role: str | None) -> Engine:
-            kv = role and {
-                "kv_connector": "SfaRemoteD2HConnector",
-                "kv_connector_module_path": "rd2h.vllm",
-                "kv_role": role,
-                "kv_port": port,
-                "kv_connector_extra_config": {"transfer_backend": "auto"},
-            }
             config = {
                 "model": str(models / model.folder),
                 "overrides": model.overrides,
-                "kv": kv,
+                "kv": role and transfer_config(role, port, model.offload),
                 "core": core,
                 "engine": engine or {},
             }

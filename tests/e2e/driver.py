@@ -125,6 +125,60 @@ class Watch:
             self.digests[request_id] = self._kv.of(self._scheduler.requests[request_id], whole=False)
 
 
+class Composition:
+    """Which child of a MultiConnector was asked when, layer by layer, and what statistics came of all of them."""
+
+    HOOKS = ("wait_for_layer_load", "save_kv_layer")
+
+    def __init__(self, scheduler, worker) -> None:
+        self.calls: list[tuple[str, str, str]] = []
+        self.statistics: list[dict[str, Any]] = []
+        for child in worker._connectors:
+            for hook in self.HOOKS:
+                self._wrap(child, hook)
+        for half in (scheduler, worker):
+            self._listen(half)
+
+    def _listen(self, half) -> None:
+        take = half.get_kv_connector_stats
+
+        def statistics():
+            taken = take()
+            if taken is not None and not taken.is_empty():
+                self.statistics.append(taken.to_dict())
+            return taken
+
+        half.get_kv_connector_stats = statistics
+
+    def _wrap(self, child, hook: str) -> None:
+        call = getattr(child, hook)
+
+        def record(layer_name, *args, **kwargs):
+            self.calls.append((hook, layer_name, type(child).__name__))
+            return call(layer_name, *args, **kwargs)
+
+        setattr(child, hook, record)
+
+    def metrics(self, config) -> dict[str, float]:
+        """What the metrics page says of these statistics."""
+        from prometheus_client import CollectorRegistry
+        from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
+
+        registry = CollectorRegistry()
+
+        class Page(KVConnectorProm):
+            _counter_cls, _gauge_cls, _histogram_cls = (
+                staticmethod(lambda kind=kind, **options: kind(registry=registry, **options))
+                for kind in (KVConnectorProm._counter_cls, KVConnectorProm._gauge_cls, KVConnectorProm._histogram_cls)
+            )
+
+        page = Page(config, ["engine"], {0: ["0"]})
+        for statistics in self.statistics:
+            page.observe(statistics)
+        samples = [sample for family in registry.collect() for sample in family.samples]
+        return {s.name: s.value for s in samples if s.value and not s.name.endswith("_created")}
+
+
 class Driver:
     def __init__(self, config: dict[str, Any], pipe: Connection) -> None:
         self._pipe = pipe
@@ -133,6 +187,10 @@ class Driver:
         self._scheduler = core.scheduler
         self._alone = core.scheduler.connector is None
         self._watch = Watch(core.scheduler, Kv(core))
+        self._config = core.vllm_config
+        self._composition = None
+        if hasattr(self._connector(), "_connectors"):
+            self._composition = Composition(core.scheduler.connector, self._connector())
         self._aborts: dict[str, int] = {}  # request -> engine steps until it is aborted
         self.say(event="ready", block=core.scheduler.block_size)
 
@@ -242,10 +300,22 @@ class Driver:
             "stats": self._stats(),
         }
 
-    def _stats(self) -> dict[str, int]:
+    def _connector(self):
+        """The worker's; None without one."""
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-        return {} if self._alone else get_kv_transfer_group()._rank.stats()
+        return None if self._alone else get_kv_transfer_group()
+
+    def _stats(self) -> dict[str, int]:
+        found = [c._rank.stats() for c in getattr(self._connector(), "_connectors", [self._connector()]) if hasattr(c, "_rank")]
+        return found[0] if found else {}
+
+    def do_composition(self) -> dict[str, Any]:
+        """What MultiConnector's children did since the last time."""
+        c = self._composition
+        told = {"calls": c.calls, "statistics": [sorted(s) for s in c.statistics], "metrics": c.metrics(self._config)}
+        c.calls, c.statistics = [], []
+        return told
 
     def do_digests(self) -> dict[str, Any]:
         """Internal request id -> layer -> hashes, since the last time."""

@@ -65,6 +65,7 @@ class Model:
     sparse: bool
     block: int
     block_bytes: int  # of all layers, in fp32
+    offload: bool = False  # composed with vLLM's OffloadingConnector
 
     @property
     def batch_invariant(self) -> bool:
@@ -87,9 +88,9 @@ def _bytes(folder: str, overrides: dict) -> int:
     return BLOCK["mla"] * (main + index)
 
 
-def _model(name: str, folder: str, title: str, **overrides) -> Model:
+def _model(name: str, folder: str, title: str, offload: bool = False, **overrides) -> Model:
     block = BLOCK["attention" if folder == "llama" else "mla"]
-    return Model(name, folder, title, overrides, folder in ("dsv32", "glm5"), block, _bytes(folder, overrides))
+    return Model(name, folder, title, overrides, folder in ("dsv32", "glm5"), block, _bytes(folder, overrides), offload)
 
 
 MODELS = {
@@ -100,6 +101,7 @@ MODELS = {
         _model("glm5-fsfs", "glm5", "GLM-5, every second layer without an indexer", index_topk_pattern="FSFS"),
         _model("dsv3", "dsv3", "DeepSeek-V3 (MLA)"),
         _model("llama", "llama", "Llama (plain attention)"),
+        _model("multi", "llama", "Llama, MultiConnector with vLLM's OffloadingConnector on both sides", offload=True),
     )
 }
 

@@ -36,7 +36,7 @@ def engine_arguments(model: Model) -> dict:
     """Plain attention: prompts of 700 tokens come in three chunks, and what was computed is found again."""
     return (
         {"max_num_batched_tokens": 256, "enable_chunked_prefill": True, "enable_prefix_caching": True}
-        if model.name == "llama"
+        if model.folder == "llama"
         else {}
     )
 

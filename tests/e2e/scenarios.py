@@ -123,12 +123,16 @@ class Check:
 
 @dataclass(frozen=True)
 class Scenario:
-    """models: which it makes sense for."""
+    """suits: which models it makes sense for; composed: also, or only, beside another connector."""
 
     name: str
     title: str
     run: Callable[[Check], None]
-    fits: Callable[[Model], bool] = lambda model: True
+    suits: Callable[[Model], bool] = lambda model: True
+    composed: bool = False
+
+    def fits(self, model: Model) -> bool:
+        return self.suits(model) and (self.composed or not model.offload)
 
 
 def _plain(length: Callable[[Model], int], name: str) -> Callable[[Check], None]:
@@ -289,11 +293,63 @@ def two_answers(check: Check) -> None:
 
 def _cached(model: Model) -> bool:
     """Prefix caching and chunked prefill exist on CPU for plain attention only."""
-    return model.name == "llama"
+    return model.folder == "llama"
+
+
+def _offload(model: Model) -> bool:
+    return model.offload
+
+
+# ---- beside another connector ----
+def composed_order(check: Check) -> None:
+    """On both sides every layer hook comes to ours first, whatever the order of the configuration."""
+    bench, tokens = check.bench, prompt("order", 300)
+    bench.oracle([tokens])
+    for engine in (bench.p, bench.d):
+        engine.call("composition")
+    check.served([bench.send(tokens)])
+    for engine in (bench.p, bench.d):
+        calls = [tuple(c) for c in engine.call("composition")["calls"]]
+        pairs = list(zip(calls[::2], calls[1::2]))
+        right = [("SfaRemoteD2HConnector", "OffloadingConnector") == (a[2], b[2]) and a[:2] == b[:2] for a, b in pairs]
+        hooks = {c[0] for c in calls}
+        check.require(bool(pairs) and all(right), f"{engine.name}: hooks came in this order: {calls[:4]}")
+        check.require(hooks == {"wait_for_layer_load", "save_kv_layer"}, f"{engine.name}: only {hooks} were called")
+
+
+def composed_chosen(check: Check) -> None:
+    """The other connector loads the prompt on Prefill: ours, which was not chosen, must publish the blocks all the same."""
+    bench, block = check.bench, check.bench.model.block
+    tokens = prompt("chosen", 3 * block + 40)
+    bench.oracle([tokens])
+    check.served([bench.send(tokens)])
+    for engine in (bench.p, bench.d):
+        check.require(engine.call("forget"), f"{engine.name}: the prefix cache could not be emptied")
+    before = bench.p.call("state")["prompt_tokens"]
+    bench.p.call("composition")
+    check.served([bench.send(tokens)])
+    computed = bench.p.call("state")["prompt_tokens"] - before
+    check.require(computed <= len(tokens) - 3 * block, f"Prefill computed {computed} prompt tokens, so nothing was loaded there")
+
+
+def composed_metrics(check: Check) -> None:
+    """Statistics of both children reach vLLM, and the metrics page of both."""
+    bench, tokens = check.bench, prompt("metrics", 300)
+    for engine in (bench.p, bench.d):
+        engine.call("composition")
+    bench.oracle([tokens])
+    check.served([bench.send(tokens)])
+    for engine, ours in ((bench.p, "vllm:rd2h_prefill_batches_total"), (bench.d, "vllm:rd2h_decode_bytes_total")):
+        told = engine.call("composition")
+        names = {name for step in told["statistics"] for name in step}
+        check.require(names == {"SfaRemoteD2HConnector", "OffloadingConnector"}, f"{engine.name}: statistics of {names or 'nobody'}")
+        check.require(told["metrics"].get(ours, 0) > 0, f"{engine.name}: {ours} is not on the page")
+        stored = told["metrics"].get("vllm:kv_offload_store_bytes_total", 0)
+        check.require(stored > 0, f"{engine.name}: the page says of the other connector only {sorted(told['metrics'])}")
 
 
 SCENARIOS = (
-    _length("prompt-200", "one prompt of 200 tokens", lambda m: 200),
+    Scenario("prompt-200", "one prompt of 200 tokens", _plain(lambda m: 200, "prompt-200"), composed=True),
     _length("length-1", "1 token", lambda m: 1),
     _length("length-B-1", "one token less than a block", lambda m: m.block - 1),
     _length("length-B", "exactly a block", lambda m: m.block),
@@ -302,7 +358,7 @@ SCENARIOS = (
     _length("length-2B+1", "one token more than two blocks", lambda m: 2 * m.block + 1),
     Scenario("list-3", "a list of three prompts", prompt_list),
     Scenario("many-24", "24 requests at once", many),
-    Scenario("chunked-700", "chunked prefill in three chunks", _plain(lambda m: 700, "chunked"), _cached),
+    Scenario("chunked-700", "chunked prefill in three chunks", _plain(lambda m: 700, "chunked"), _cached, composed=True),
     Scenario("hit-decode-part", "prefix hit on Decode: one of two blocks", _prefix(1, 0), _cached),
     Scenario("hit-decode-all", "prefix hit on Decode: all full blocks", _prefix(2, 0), _cached),
     Scenario("hit-prefill", "prefix hit on Prefill", _prefix(0, 2), _cached),
@@ -314,4 +370,7 @@ SCENARIOS = (
     Scenario("prefill-aborted", "Prefill's request aborted between chunks, then a request", lost_prefill, _cached),
     Scenario("rejected-ghost", "a rejected request and its ghost, then a request", rejected),
     Scenario("n-2", "two answers to one prompt", two_answers),
+    Scenario("composed-order", "layer hooks come to ours first", composed_order, _offload, composed=True),
+    Scenario("composed-chosen", "the other connector loads the prompt on Prefill", composed_chosen, _offload, composed=True),
+    Scenario("composed-metrics", "statistics and metrics of both", composed_metrics, _offload, composed=True),
 )

@@ -26,6 +26,9 @@ class Recorder(KVConnectorBase_V1, SupportsHMA):
 
     calls: list[tuple[str, str]] = []
 
+    def set_external_slot_release_waiter(self, waiter):
+        self.waiter = waiter
+
     def get_num_new_matched_tokens(self, request, num_computed_tokens):
         return 0, False
 
@@ -109,6 +112,23 @@ class Multi(Law):
             multi.wait_for_layer_send("L")  # the other child has no such hook
         waiter.assert_called_once_with("L")
         self.assertTrue(multi.requires_full_blocks_on_update_after_alloc)
+
+    def test_12_who_reuses_storage_waits_for_ours(self):
+        """A child that reuses storage layer by layer is given the waiter; it counts the layers of its stage."""
+        pair = self.pair(p={"wrap": compose})
+        multi = pair.p.workers[0]
+        other, ours = multi._connectors
+        with mock.patch.object(ours, "wait_for_layer_reuse") as waiter:
+            other.waiter(1)
+        waiter.assert_called_once_with(1)
+        with mock.patch.object(ours._rank._c, "wait_layer") as wait:
+            other.waiter(1)
+            multi.wait_for_layer_send(1)  # its number in the model
+            multi.wait_for_layer_send(engine.NAMES[1])
+            with self.assertLogs(rd2h_vllm.logger, logging.ERROR) as caught:
+                other.waiter(engine.LAYERS)
+        self.assertEqual([call.args[0] for call in wait.call_args_list], [1, 1, 1])
+        self.assertIn(f"there is no layer {engine.LAYERS}", caught.output[0])
 
     def test_12_gate_and_written_hook(self):
         """Engines with the layer hooks in the right order: written closes the gate, the waiter returns once readers have
