@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef RD2H_UCX_H
+#define RD2H_UCX_H
+/* Inside of engine ucx. One thread an engine makes every call into UCX (reads, connections, registrations come to it as orders), and
+ * sleeps on UCX's own event descriptor: on Prefill it only answers what a transport cannot do without its owner. */
+#include "base/base.h"
+#include "engines/ucx/api.h"
+#include <pthread.h>
+#include <rd2h/engine.h>
+#include <stdatomic.h>
+
+#define UCX_SLOTS 1024u       /* reads taken and not yet polled, all peers */
+#define UCX_SLOTS_PEER 64u
+#define UCX_GETS 4096u        /* gets under way, all peers */
+#define UCX_GETS_PEER 512u
+#define UCX_BYTES_PEER (16u << 20) /* bytes under way of one peer: what a cancel may have to wait for */
+#define UCX_PIECE (4u << 20)  /* bytes of one get */
+#define UCX_REGIONS_MAX 4096u
+#define UCX_ADDRESS_MAX 65536u
+#define UCX_KEY_MAX 4096u
+#define UCX_CONN_MAX (1u << 20)
+#define UCX_TIMEOUT_NS (31000 * RD2H_MS) /* where the options name none */
+
+/* ---- load.c: the library, once a process ---- */
+/* path NULL: RD2H_UCX_LIBRARY, then libucp.so.0 of the loader. UNSUPPORTED: not there, too old, or not what is needed. */
+int rd2h_ucx_load(const char *path, const struct ucx_api **, struct rd2h_error *);
+const char *rd2h_ucx_version(void); /* "1.22.0 of /path", once loaded */
+/* The last error that UCX said on this thread, as " (text)", or "". Cleared by the call. */
+const char *rd2h_ucx_said(void);
+
+/* ---- conn.c: connection data ---- */
+struct ucx_process {
+  uint32_t pid;
+  uint64_t start, pid_ns;
+  uint8_t boot_id[16];
+};
+struct ucx_key {
+  uint64_t base, len;
+  const uint8_t *key; /* packed remote key, in the blob */
+  uint32_t key_len;
+};
+struct ucx_conn {
+  struct ucx_process process;
+  const uint8_t *address; /* of the UCX worker, in the blob */
+  uint32_t address_len, n;
+  struct ucx_key *key;    /* n of them, by region index; len 0: taken back */
+};
+uint32_t rd2h_ucx_conn_size(const struct ucx_conn *);
+void rd2h_ucx_conn_encode(const struct ucx_conn *, uint8_t *out);
+/* Pointers of *out lead into the blob, but for key, which is allocated. */
+int rd2h_ucx_conn_decode(struct rd2h_blob, struct ucx_conn *out, struct rd2h_error *);
+
+/* ---- proc.c ---- */
+void rd2h_ucx_self(struct ucx_process *); /* zeros where /proc says nothing */
+/* A pidfd of the process when it is of this host and still the same one; -1: not to be seen from here. PEER_LOST: it has ended. */
+int rd2h_ucx_watch(const struct ucx_process *self, const struct ucx_process *, int *pidfd, struct rd2h_error *);
+
+/* ---- reads ---- */
+struct ucx_slot {
+  struct ucx_slot *next; /* of a list: submitted, a peer's queue, done, reported, free */
+  const struct rd2h_batch *b;
+  rd2h_peer *peer;
+  uint64_t id, submitted, bytes; /* bytes: landed */
+  uint32_t i;            /* next descriptor to ask for */
+  uint64_t off;          /* and where in it */
+  uint32_t open;         /* gets under way */
+  atomic_bool cancel;
+  bool live;             /* submitted and not completed; guarded by the lock */
+  int status;
+  uint32_t failed_at;
+  struct rd2h_error *err;
+};
+struct ucx_list {
+  struct ucx_slot *head, *tail;
+};
+struct ucx_get {
+  struct ucx_get *next;
+  struct ucx_slot *slot;
+  uint32_t i;
+  uint64_t len;
+};
+struct ucx_region {
+  uint64_t base, len; /* len 0: taken back */
+  void *memh, *packed;
+  size_t packed_len;
+};
+
+struct rd2h_peer {
+  rd2h_peer *next, *next_busy, *next_down;
+  rd2h_engine *e;
+  uint64_t cookie;
+  void *ep;
+  struct ucx_key *key; /* n of them; their key pointers are not valid */
+  void **rkey;
+  uint32_t n, hint;
+  int pidfd;
+  char name[64];       /* the session, for people */
+  struct ucx_list queue; /* reads of it that have not ended, in order */
+  uint32_t open;       /* gets under way */
+  uint64_t open_bytes, landed_ns;
+  bool busy;           /* on the list of those with a queue */
+  bool closing, lost;
+  int failure;         /* what UCX's error handler was given */
+  uint32_t taken;      /* slots; guarded by the lock */
+  bool told;           /* down, to be told or told; guarded by the lock */
+};
+
+/* Done by the engine's thread for a caller that waits. */
+struct ucx_order {
+  int (*run)(rd2h_engine *, void *arg, struct rd2h_error *);
+  void *arg;
+  struct rd2h_error *err;
+  int rc;
+  bool done;
+};
+
+struct rd2h_engine {
+  const struct ucx_api *ucx;
+  void *context, *worker;
+  int worker_fd, epoll, wake, ready; /* ready: fd() of the engine */
+  bool prefill, require_rdma, ready_set;
+  uint64_t timeout;
+  struct ucx_process self;
+  pthread_t thread;
+  bool started;
+  atomic_bool attention; /* the thread has something to look at under the lock */
+  /* the thread's own */
+  rd2h_peer *peers, *busy;
+  struct ucx_get *free_gets;
+  struct ucx_region *region; /* UCX_REGIONS_MAX */
+  uint32_t n_regions, hint;
+  /* guarded by the lock */
+  pthread_mutex_t lock;
+  pthread_cond_t ordered;
+  bool stop, sleeping;
+  struct ucx_order *order;
+  struct ucx_list submitted, done, reported;
+  struct ucx_slot *free_slots;
+  rd2h_peer *down, **down_tail;
+  struct rd2h_engine_stats stats;
+  struct ucx_slot *slot; /* UCX_SLOTS */
+  struct rd2h_error *errors;
+  struct ucx_get *get;   /* UCX_GETS */
+};
+
+/* ---- loop.c ---- */
+int rd2h_ucx_loop_start(rd2h_engine *, struct rd2h_error *);
+void rd2h_ucx_loop_stop(rd2h_engine *);
+int rd2h_ucx_order(rd2h_engine *, int (*run)(rd2h_engine *, void *, struct rd2h_error *), void *arg, struct rd2h_error *);
+void rd2h_ucx_wake(rd2h_engine *); /* with the lock held */
+
+/* ---- peer.c: on the thread ---- */
+struct ucx_connect {
+  struct ucx_conn at;
+  struct rd2h_blob session;
+  uint64_t cookie;
+  rd2h_peer *peer; /* result */
+};
+int rd2h_ucx_peer_connect(rd2h_engine *, void *connect, struct rd2h_error *);
+int rd2h_ucx_peer_disconnect(rd2h_engine *, void *peer, struct rd2h_error *);
+/* The connection ends: what is queued fails with the status, and a peer event says so. */
+void rd2h_ucx_peer_lose(rd2h_engine *, rd2h_peer *, const char *why);
+bool rd2h_ucx_peer_died(const rd2h_peer *); /* its process, seen from this host, has ended */
+
+/* ---- read.c: on the thread ---- */
+void rd2h_ucx_list_push(struct ucx_list *, struct ucx_slot *);
+struct ucx_slot *rd2h_ucx_list_pop(struct ucx_list *);
+void rd2h_ucx_begin(rd2h_engine *, struct ucx_slot *);
+/* Posts what may be under way, ends what has ended; false: nothing is left of this peer. */
+bool rd2h_ucx_advance(rd2h_engine *, rd2h_peer *, uint64_t now);
+void rd2h_ucx_signal(rd2h_engine *); /* with the lock held: fd() follows the lists */
+
+extern const struct rd2h_engine_ops rd2h_engine_ucx;
+#endif
