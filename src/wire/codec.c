@@ -14,6 +14,8 @@ static const struct {
   [RD2H_MSG_CANCEL] = {"rd2h_cancel", "CANCEL"},
   [RD2H_MSG_PING] = {"rd2h_ping", "PING"},
   [RD2H_MSG_PONG] = {"rd2h_pong", "PONG"},
+  [RD2H_MSG_DRAFT] = {"dspark_draft_kv", "DRAFT"},
+  [RD2H_MSG_DRAFT_ACK] = {"dspark_draft_kv_ack", "DRAFT_ACK"},
 };
 
 const char *rd2h_wire_tag(int kind) {

@@ -189,3 +189,16 @@ void rd2h_wire_encode_ping(struct rd2h_buf *b, bool pong, uint64_t value) {
   put_head(b, 2, pong ? RD2H_MSG_PONG : RD2H_MSG_PING);
   rd2h_mp_put_uint(b, value);
 }
+
+void rd2h_wire_encode_draft_failed(struct rd2h_buf *b, const uint8_t *p, size_t n) {
+  static const char status[] = "failed";
+  struct rd2h_mp r = {p, p + n};
+  struct rd2h_str tag, id = {"", 0}, generation = {"", 0};
+  uint32_t fields;
+  if (rd2h_mp_array(&r, &fields) && rd2h_mp_bin(&r, &tag) && rd2h_mp_str(&r, &id))
+    rd2h_mp_str(&r, &generation);
+  put_head(b, 4, RD2H_MSG_DRAFT_ACK);
+  rd2h_mp_put_str(b, id.p, id.n);
+  rd2h_mp_put_str(b, generation.p, generation.n);
+  rd2h_mp_put_bin(b, status, sizeof status - 1);
+}

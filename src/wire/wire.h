@@ -28,7 +28,9 @@ enum rd2h_wire_kind {
   RD2H_MSG_DONE,      /* D -> P */
   RD2H_MSG_FAILED,    /* D -> P */
   RD2H_MSG_CANCEL,    /* both ways, only between peers that announced themselves */
-  RD2H_MSG_PING, RD2H_MSG_PONG
+  RD2H_MSG_PING, RD2H_MSG_PONG,
+  RD2H_MSG_DRAFT,     /* P -> D: (dspark_draft_kv, str id, str generation, …): KV of a draft model, which is not served */
+  RD2H_MSG_DRAFT_ACK  /* D -> P: (dspark_draft_kv_ack, str id, str generation, bin status) */
 };
 
 /* ---- the extension, revision 1 (frozen): value of the key "rd2h" in one layer map of MF_META, and the third field of the
@@ -161,5 +163,7 @@ void rd2h_wire_encode_done(struct rd2h_buf *, uint32_t layer_idx, const uint64_t
 void rd2h_wire_encode_failed(struct rd2h_buf *, uint32_t layer_idx, const char *text, const uint64_t *seq,
                              const struct rd2h_wire_req *reqs, uint32_t n);
 void rd2h_wire_encode_cancel(struct rd2h_buf *, const struct rd2h_wire_cancel *);
+/* The refusal of a DRAFT payload, whatever it holds: an id or generation that cannot be read is answered as "". */
+void rd2h_wire_encode_draft_failed(struct rd2h_buf *, const uint8_t *p, size_t n);
 void rd2h_wire_encode_ping(struct rd2h_buf *, bool pong, uint64_t value);
 #endif

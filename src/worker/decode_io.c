@@ -172,6 +172,17 @@ static void on_ping(rd2h_dw *w, uint32_t peer, const uint8_t *p, size_t n) {
     rd2h_dm_ping(w->dm, peer, value, w->now);
 }
 
+/* Draft KV of DSpark: refused, so that Prefill does not wait. */
+static void on_draft(rd2h_dw *w, uint32_t peer, const uint8_t *p, size_t n) {
+  rd2h_buf_reset(&w->out);
+  rd2h_wire_encode_draft_failed(&w->out, p, n);
+  if (dw_may_log(w))
+    RD2H_WARN("decode rank %u: %s offers KV of a draft model (DSpark), which is not served: answered failed", w->o.tp_rank,
+              w->peer[peer]->session);
+  if (!w->out.failed)
+    dw_send(w, peer, w->out.p, w->out.len);
+}
+
 static void on_other(rd2h_dw *w, uint32_t peer, const uint8_t *p, size_t n) {
   (void)p;
   (void)n;
@@ -179,7 +190,8 @@ static void on_other(rd2h_dw *w, uint32_t peer, const uint8_t *p, size_t n) {
 }
 
 static void (*const handlers[])(rd2h_dw *, uint32_t, const uint8_t *, size_t) = {
-    [RD2H_MSG_META] = on_meta, [RD2H_MSG_READY] = on_ready, [RD2H_MSG_CANCEL] = on_cancel, [RD2H_MSG_PING] = on_ping};
+    [RD2H_MSG_META] = on_meta, [RD2H_MSG_READY] = on_ready, [RD2H_MSG_CANCEL] = on_cancel, [RD2H_MSG_PING] = on_ping,
+    [RD2H_MSG_DRAFT] = on_draft};
 
 /* Reads the frames behind the identity; returns how many had bytes. The first of those is in w->payload. */
 static uint32_t read_frames(rd2h_dw *w) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Peers that are not ours: legacy ones, and ones that send what they should not. */
 #include "tests/integration/raw.h"
+#include "base/msgpack.h"
 #include <setjmp.h>
 #include <cmocka.h>
 #include <unistd.h>
@@ -40,6 +41,39 @@ static void send_b(struct decode_case *x) {
 static void expect_reply(struct decode_case *x, int kind, struct rd2h_wire_reply *r) {
   assert_true(raw_receive(&x->raw, RIG_WAIT_MS));
   assert_int_equal(raw_reply_kind(&x->raw, r), kind);
+}
+
+/* (dspark_draft_kv, id, generation, …) of a newer version: refused at once, whatever it holds, and the peer goes on. */
+static void draft_kv_is_answered(void **state) {
+  (void)state;
+  static const struct {
+    const char *id, *generation; /* NULL: not there */
+  } cases[] = {{"cmpl-7", "gen-1"}, {"cmpl-8", NULL}, {NULL, NULL}};
+  struct decode_case x;
+  struct rd2h_buf want = {0};
+  open_case(&x, NULL);
+  for (size_t i = 0; i < RD2H_COUNT(cases); i++) {
+    const char *id = cases[i].id ? cases[i].id : "", *generation = cases[i].generation ? cases[i].generation : "";
+    rd2h_buf_reset(&x.b);
+    rd2h_mp_put_array(&x.b, 1 + !!cases[i].id + !!cases[i].generation);
+    rd2h_mp_put_bin(&x.b, "dspark_draft_kv", 15);
+    if (cases[i].id)
+      rd2h_mp_put_str(&x.b, id, (uint32_t)strlen(id));
+    if (cases[i].generation)
+      rd2h_mp_put_str(&x.b, generation, (uint32_t)strlen(generation));
+    send_b(&x);
+    rd2h_buf_reset(&want);
+    rd2h_mp_put_array(&want, 4);
+    rd2h_mp_put_bin(&want, "dspark_draft_kv_ack", 19);
+    rd2h_mp_put_str(&want, id, (uint32_t)strlen(id));
+    rd2h_mp_put_str(&want, generation, (uint32_t)strlen(generation));
+    rd2h_mp_put_bin(&want, "failed", 6);
+    assert_true(raw_receive(&x.raw, RIG_WAIT_MS));
+    assert_int_equal(x.raw.in.len, want.len);
+    assert_memory_equal(x.raw.in.p, want.p, want.len);
+  }
+  rd2h_buf_free(&want);
+  close_case(&x);
 }
 
 /* Versions 0 and 1 of the protocol, by the session string alone; answers come in the order of the messages. */
@@ -423,6 +457,7 @@ static void nobody_listens(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(draft_kv_is_answered),
       cmocka_unit_test(legacy_prefill),
       cmocka_unit_test(legacy_prefill_without_engine_data),
       cmocka_unit_test(malformed_messages),
