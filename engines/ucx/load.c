@@ -55,7 +55,7 @@ static int check_version(void *lib, const char *path, struct rd2h_error *err) {
   if (major != UCX_MAJOR || minor < UCX_MINOR)
     return rd2h_fail(err, RD2H_UNSUPPORTED, "engine ucx: UCX %u.%u.%u of %.150s cannot be used, %u.%u or a later %u.x is needed: older "
                      "ones do not notice on shared memory that a peer has died. The Python package libucx-cu12 has one: name its "
-                     "libucp.so.0 in " LIBRARY_ENV " or in the engine option library=", major, minor, release, path, UCX_MAJOR,
+                     "libucp.so.0 in " LIBRARY_ENV " or in the engine option lib=", major, minor, release, path, UCX_MAJOR,
                      UCX_MINOR, UCX_MAJOR);
   snprintf(version_text, sizeof version_text, "%u.%u.%u of %s", major, minor, release, path);
   snprintf(loaded_path, sizeof loaded_path, "%s", path);
@@ -99,7 +99,7 @@ static int load(const char *path, struct rd2h_error *err) {
   void *lib = open_library(path);
   if (!lib)
     return rd2h_fail(err, RD2H_UNSUPPORTED, "engine ucx: cannot load UCX: %.180s. Install UCX %u.%u or later (the Python package "
-                     "libucx-cu12 has one) and name its libucp.so.0 in " LIBRARY_ENV " or in the engine option library=", dlerror(),
+                     "libucx-cu12 has one) and name its libucp.so.0 in " LIBRARY_ENV " or in the engine option lib=", dlerror(),
                      UCX_MAJOR, UCX_MINOR);
   int rc = check_version(lib, path, err);
   if (!rc)

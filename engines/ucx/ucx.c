@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 struct options {
-  const char *library, *tls, *devices;
+  const char *lib, *tls, *devices;
   bool require_rdma;
 };
 
@@ -16,7 +16,7 @@ static int parse_option(const char *text, struct options *o, struct rd2h_error *
   const struct {
     const char *name;
     const char **value;
-  } known[] = {{"library=", &o->library}, {"tls=", &o->tls}, {"devices=", &o->devices}};
+  } known[] = {{"lib=", &o->lib}, {"tls=", &o->tls}, {"devices=", &o->devices}};
   for (size_t i = 0; i < RD2H_COUNT(known); i++) {
     size_t n = strlen(known[i].name);
     if (!strncmp(text, known[i].name, n) && text[n]) {
@@ -27,7 +27,7 @@ static int parse_option(const char *text, struct options *o, struct rd2h_error *
   bool yes = !strcmp(text, "require_rdma=1");
   if (!yes && strcmp(text, "require_rdma=0"))
     return rd2h_fail(err, RD2H_INVALID, "engine ucx: unknown option \"%.100s\": it has require_rdma=0 or 1, tls=TRANSPORTS, "
-                     "devices=NAMES and library=PATH", text);
+                     "devices=NAMES and lib=PATH", text);
   o->require_rdma = yes;
   return RD2H_OK;
 }
@@ -182,7 +182,7 @@ static int ucx_open(const struct rd2h_host *host, const struct rd2h_engine_opts 
   pthread_mutex_init(&e->lock, NULL);
   pthread_cond_init(&e->ordered, NULL);
   rd2h_ucx_self(&e->self);
-  rc = rd2h_ucx_load(own.library, &e->ucx, err);
+  rc = rd2h_ucx_load(own.lib, &e->ucx, err);
   rc = rc ? rc : open_tables(e, err);
   rc = rc ? rc : open_context(e, &own, err);
   rc = rc ? rc : open_worker(e, err);

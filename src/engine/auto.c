@@ -6,12 +6,18 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-#define PARTS 2u
+#define PARTS 3u
 
 static const struct {
   const char *name;
-  const char *options[3]; /* beginnings of those that are this engine's */
-} part_names[PARTS] = {{"local", {"yama="}}, {"tcp", {"streams=", "bind="}}}; /* best first */
+  const char *options[4]; /* beginnings of those that are this engine's */
+  const char *always;     /* one that it is given here in any case */
+} part_names[PARTS] = {
+  /* Best first. Without RDMA ucx has nothing over the other two. */
+  {"local", {"yama="}, NULL},
+  {"ucx", {"lib=", "tls=", "devices="}, "require_rdma=1"},
+  {"tcp", {"streams=", "bind="}, NULL},
+};
 
 struct auto_peer {
   uint32_t part;
@@ -167,9 +173,14 @@ static bool owns(uint32_t part, const char *option) {
 }
 
 static int check_options(const struct rd2h_engine_opts *o, struct rd2h_error *err) {
-  for (const char *const *p = o->options; p && *p; p++)
-    if (!owns(0, *p) && !owns(1, *p))
-      return rd2h_fail(err, RD2H_INVALID, "engine auto: unknown option \"%.100s\": it takes those of the engines local and tcp", *p);
+  for (const char *const *p = o->options; p && *p; p++) {
+    uint32_t i = 0;
+    while (i < PARTS && !owns(i, *p))
+      i++;
+    if (i == PARTS)
+      return rd2h_fail(err, RD2H_INVALID, "engine auto: unknown option \"%.100s\": it takes those of the engines local, ucx (but "
+                       "require_rdma, which it sets) and tcp", *p);
+  }
   return RD2H_OK;
 }
 
@@ -180,6 +191,8 @@ static int open_part(struct several *a, uint32_t part, const struct rd2h_engine_
   for (const char *const *p = o->options; p && *p; p++)
     if (owns(part, *p))
       room[n++] = *p;
+  if (part_names[part].always)
+    room[n++] = part_names[part].always;
   room[n] = NULL;
   with.options = n ? room : NULL;
   int rc = rd2h_eng_open(part_names[part].name, &with, &a->part[a->n], err);
@@ -193,7 +206,7 @@ static int open_parts(struct several *a, const struct rd2h_engine_opts *o, struc
   uint32_t n = 0;
   while (o->options && o->options[n])
     n++;
-  const char **room = rd2h_calloc(n + 1, sizeof *room);
+  const char **room = rd2h_calloc(n + 2, sizeof *room);
   int rc = room ? check_options(o, &why) : rd2h_nomem(&why, "engine options");
   for (uint32_t i = 0; i < PARTS && (!rc || rc == RD2H_UNSUPPORTED); i++) {
     rc = open_part(a, i, o, room, &why);
