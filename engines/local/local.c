@@ -108,7 +108,7 @@ static int local_open(const struct rd2h_host *host, const struct rd2h_engine_opt
     return rc;
   }
   *caps = (struct rd2h_engine_caps){.flags = RD2H_ENG_BLOCKS | RD2H_ENG_CANCEL | RD2H_ENG_PEER_DOWN |
-                                             RD2H_ENG_LOCAL_UNREGISTERED | RD2H_ENG_IN_ORDER};
+                                             RD2H_ENG_LOCAL_UNREGISTERED | RD2H_ENG_IN_ORDER | RD2H_ENG_PARALLEL};
   *out = e;
   return RD2H_OK;
 }
@@ -216,6 +216,7 @@ static void local_disconnect(rd2h_engine *e, rd2h_peer *p) {
   rd2h_local_unmap(p);
   if (p->pidfd >= 0)
     close(p->pidfd); /* leaves the epoll set with it */
+  pthread_mutex_destroy(&p->lock);
   rd2h_free(p);
 }
 
@@ -226,6 +227,8 @@ static int local_connect(rd2h_engine *e, struct rd2h_blob session, struct rd2h_b
     return rd2h_nomem(err, "engine peer");
   p->cookie = cookie;
   p->pidfd = p->sock = -1;
+  p->settled = true;
+  pthread_mutex_init(&p->lock, NULL);
   int rc = identify(e, session, conn, p, err);
   if (!rc)
     rc = attach(e, p, err);

@@ -4,6 +4,7 @@
 /* Inside of engine local: reads another process of this host, shared memory of it by copies out of a mapping of the same pages,
  * all else with process_vm_readv. */
 #include "base/base.h"
+#include <pthread.h>
 #include <rd2h/engine.h>
 #include <sys/socket.h>
 #include <sys/types.h>
@@ -60,8 +61,10 @@ struct rd2h_peer {
   bool has_nonce;
   int pidfd;
   int sock; /* Prefill's memfds are to come from it; -1: not or no more */
-  struct rd2h_local_map *map; /* ascending; from here on of the thread that reads */
+  struct rd2h_local_map *map; /* ascending; constant from when it is settled */
   uint32_t n_maps;
+  bool settled;         /* nothing more is to come; atomic, set under the lock */
+  pthread_mutex_t lock; /* of the threads that read: who takes in what comes */
   uint64_t cookie;
 };
 
@@ -114,7 +117,7 @@ void rd2h_local_offer_close(struct rd2h_local_offer *); /* takes NULL */
 
 /* map.c: Decode */
 void rd2h_local_ask(rd2h_peer *);     /* connects, where there is something to ask for */
-void rd2h_local_receive(rd2h_peer *); /* maps what has come */
+bool rd2h_local_receive(rd2h_peer *); /* maps what has come, any thread; true: the maps can be used */
 void rd2h_local_unmap(rd2h_peer *);
 const struct rd2h_local_map *rd2h_local_find(const rd2h_peer *, uint64_t at, uint64_t len); /* NULL: not mapped, not as a whole */
 /* NULL, or what is wrong with a message of len bytes that came with so many descriptors. */

@@ -29,6 +29,7 @@ void rd2h_local_ask(rd2h_peer *p) {
   struct sockaddr_un a;
   struct ucred who = {0};
   socklen_t len, who_len = sizeof who;
+  p->settled = true;
   if (!p->at.socket)
     return;
   rd2h_local_socket_name(p->at.socket, &a, &len);
@@ -39,6 +40,8 @@ void rd2h_local_ask(rd2h_peer *p) {
   } else if (getsockopt(p->sock, SOL_SOCKET, SO_PEERCRED, &who, &who_len) || (uint32_t)who.pid != p->at.pid) {
     give_up(p, "another process listens at its socket", "");
     hang_up(p);
+  } else {
+    p->settled = false;
   }
 }
 
@@ -113,7 +116,8 @@ static uint32_t take_fds(struct msghdr *m, int fd[LOCAL_MAPS_MAX]) {
   return n;
 }
 
-void rd2h_local_receive(rd2h_peer *p) {
+/* False: the answer is not there yet. */
+static bool receive(rd2h_peer *p) {
   struct rd2h_local_hand h;
   union {
     struct cmsghdr align;
@@ -122,11 +126,9 @@ void rd2h_local_receive(rd2h_peer *p) {
   int fd[LOCAL_MAPS_MAX];
   struct iovec v = {&h, sizeof h};
   struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
-  if (p->sock < 0)
-    return;
   ssize_t got = recvmsg(p->sock, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   if (got < 0 && (errno == EAGAIN || errno == EINTR))
-    return;
+    return false;
   hang_up(p);
   uint32_t n = got < 0 ? 0 : take_fds(&m, fd);
   const char *bad = got <= 0                                       ? "its socket was closed without an answer"
@@ -138,6 +140,18 @@ void rd2h_local_receive(rd2h_peer *p) {
     map_all(p, &h, fd);
   for (uint32_t i = 0; i < n; i++)
     close(fd[i]);
+  return true;
+}
+
+bool rd2h_local_receive(rd2h_peer *p) {
+  if (__atomic_load_n(&p->settled, __ATOMIC_ACQUIRE))
+    return true;
+  pthread_mutex_lock(&p->lock);
+  if (!p->settled && receive(p))
+    __atomic_store_n(&p->settled, true, __ATOMIC_RELEASE);
+  bool settled = p->settled;
+  pthread_mutex_unlock(&p->lock);
+  return settled;
 }
 
 const struct rd2h_local_map *rd2h_local_find(const rd2h_peer *p, uint64_t at, uint64_t len) {

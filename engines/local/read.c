@@ -16,6 +16,7 @@ struct copy {
   const struct rd2h_local_copier *copier;
   const struct rd2h_local_map *map; /* where the last piece was found */
   uint32_t i, end, iovecs;
+  bool mapped; /* the peer's maps can be used */
   uint64_t off; /* in descriptor i */
   uint64_t slice, done;
   uint8_t nonce[LOCAL_NONCE];
@@ -33,7 +34,7 @@ static struct piece piece_at(struct copy *c, uint32_t i) {
 
 /* The mapping that holds the piece; empty ones and the nonce are nowhere. */
 static const struct rd2h_local_map *map_of(struct copy *c, uint32_t i) {
-  if (!c->peer->n_maps || i == c->b->n || !c->b->len[i])
+  if (!c->mapped || !c->peer->n_maps || i == c->b->n || !c->b->len[i])
     return NULL;
   if (c->map && rd2h_local_inside(c->map, c->b->remote[i], c->b->len[i]))
     return c->map;
@@ -154,7 +155,7 @@ int rd2h_local_read(rd2h_engine *e, rd2h_peer *p, const struct rd2h_batch *b, co
   *failed_at = UINT32_MAX;
   if (!rd2h_local_alive(p))
     return rd2h_local_lost(p, "has ended", err);
-  rd2h_local_receive(p);
+  c.mapped = rd2h_local_receive(p);
   int rc = copy_all(&c, stop, failed_at, err);
   *done = c.done;
   if (rc)

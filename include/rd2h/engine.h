@@ -20,7 +20,8 @@ enum {
   RD2H_ENG_TARGET_PROGRESS = 1 << 4,  /* Prefill must keep calling poll() */
   RD2H_ENG_LOCAL_UNREGISTERED = 1 << 5, /* destinations need no registration */
   RD2H_ENG_IN_ORDER = 1 << 6,           /* descriptors before failed_at have landed */
-  RD2H_ENG_PARALLEL = 1 << 7            /* with BLOCKS: read() may be called for one peer by several threads at once */
+  RD2H_ENG_PARALLEL = 1 << 7,           /* with BLOCKS: read() may be called for one peer by several threads at once */
+  RD2H_ENG_BY_SESSION = 1 << 8          /* a peer without connection data is reached by its session string alone */
 };
 
 /* Services for a module; it calls nothing else of rd2h (it may sit in a wheel where librd2h is static). */
@@ -130,6 +131,8 @@ struct rd2h_engine_ops {
   /* Why the read failed that the latest poll yielded under this id, for engines without read(); lives until the next poll. NULL:
    * nothing known. The slot may be NULL. */
   const char *(*last_error)(rd2h_engine *, uint64_t id);
+  /* The session string that peers reach a Prefill by; it lives as long as the engine. NULL, or the slot is NULL: any will do. */
+  const char *(*session)(rd2h_engine *);
 };
 
 #ifdef __cplusplus

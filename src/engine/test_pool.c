@@ -6,6 +6,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <time.h>
 #include <cmocka.h>
 
 #define WAIT_MS 10000
@@ -97,13 +98,17 @@ static const struct rd2h_engine_ops script = {
   .connect = script_connect, .disconnect = script_disconnect, .read = script_read,
 };
 
-static rd2h_eng *open_pool(uint32_t threads) {
-  struct rd2h_engine_opts o = {.size = sizeof o, .threads = threads};
+static rd2h_eng *open_pool_for(uint32_t threads, uint64_t read_timeout_ms) {
+  struct rd2h_engine_opts o = {.size = sizeof o, .threads = threads, .read_timeout_ns = read_timeout_ms * RD2H_MS};
   rd2h_eng *e = NULL;
   world.gate_open = false;
   world.begun = world.n_log = world.overlaps = 0;
   assert_int_equal(rd2h_eng_open_ops(&script, &o, &e, NULL), RD2H_OK);
   return e;
+}
+
+static rd2h_eng *open_pool(uint32_t threads) {
+  return open_pool_for(threads, 0);
 }
 
 static rd2h_eng_peer *add_peer(rd2h_eng *e, uint64_t cookie) {
@@ -326,6 +331,162 @@ static void failures_keep_their_text(void **state) {
   rd2h_eng_close(e);
 }
 
+/* More peers whose reads do not end than there are threads: the others' reads go on, and at the pace that they had. */
+static void slow_peers_leave_others_alone(void **state) {
+  enum { SLOW = 6, READS = 200 };
+  struct rd2h_completion c[2 * SLOW];
+  uint64_t took[READS], id = 0;
+  rd2h_eng *e = open_pool(2);
+  rd2h_eng_peer *quick = add_peer(e, 100);
+  (void)state;
+  for (uint64_t i = 0; i < SLOW; i++) {
+    rd2h_eng_peer *slow = add_peer(e, i);
+    assert_int_equal(submit(e, slow, id++, AT_GATE), RD2H_OK);
+    assert_int_equal(submit(e, slow, id++, AT_GATE), RD2H_OK);
+  }
+  for (uint32_t i = 0; i < READS; i++) {
+    uint64_t begin = rd2h_now_ns();
+    assert_int_equal(submit(e, quick, id, QUICK), RD2H_OK);
+    collect(e, c, 1);
+    took[i] = rd2h_now_ns() - begin;
+    assert_int_equal(c[0].id, id++);
+  }
+  uint32_t held = 0;
+  for (uint32_t i = READS / 2; i < READS; i++)
+    held += took[i] > 15 * RD2H_MS;
+  assert_in_range(held, 0, READS / 20); /* the machine's own hiccups; a thread that is waited for would show in all */
+  open_gate();
+  collect(e, c, 2 * SLOW);
+  rd2h_eng_close(e);
+}
+
+static void a_read_ends_at_its_timeout(void **state) {
+  struct rd2h_completion c[3];
+  rd2h_eng *e = open_pool_for(2, 50);
+  rd2h_eng_peer *stuck = add_peer(e, 1), *other = add_peer(e, 2);
+  (void)state;
+  assert_int_equal(submit(e, stuck, 1, AT_GATE), RD2H_OK);
+  assert_int_equal(submit(e, stuck, 2, QUICK), RD2H_OK); /* behind it: never begun */
+  assert_int_equal(submit(e, other, 3, QUICK), RD2H_OK);
+  for (int got = 0; got < 3; got++) {
+    collect(e, &c[got], 1);
+    assert_int_equal(c[got].status, c[got].id == 3 ? RD2H_OK : RD2H_TIMEOUT);
+    if (c[got].id != 3)
+      assert_non_null(strstr(rd2h_eng_last_error(e, c[got].id), "within 50 ms (read_timeout_ms)"));
+  }
+  open_gate();
+  assert_int_equal(submit(e, stuck, 4, QUICK), RD2H_OK);
+  collect(e, c, 1);
+  assert_int_equal(c[0].id, 4);
+  assert_int_equal(c[0].status, RD2H_OK);
+  assert_int_equal(rd2h_eng_poll(e, c, 3), 0);
+  rd2h_eng_close(e);
+}
+
+/* Destinations of a read that does not hear are still written to: its batch ends when it does, with what it did. */
+static void a_deaf_read_keeps_its_batch(void **state) {
+  struct rd2h_completion c;
+  struct pollfd fd;
+  rd2h_eng *e = open_pool_for(1, 20);
+  rd2h_eng_peer *p = add_peer(e, 1);
+  (void)state;
+  assert_int_equal(submit(e, p, 1, DEAF_AT_GATE), RD2H_OK);
+  wait_begun(1);
+  fd = (struct pollfd){.fd = rd2h_eng_fd(e), .events = POLLIN};
+  assert_int_equal(poll(&fd, 1, 100), 0);
+  open_gate();
+  collect(e, &c, 1);
+  assert_int_equal(c.status, RD2H_OK);
+  rd2h_eng_close(e);
+}
+
+/* ---- an engine whose reads come in pieces ---- */
+#define PARTS 64u
+static uint32_t times_read[PARTS], pieces, most_inside, now_inside;
+
+static int cut_open(const struct rd2h_host *h, const struct rd2h_engine_opts *o, rd2h_engine **e, struct rd2h_engine_caps *caps,
+                    struct rd2h_error *err) {
+  int rc = script_open(h, o, e, caps, err);
+  caps->flags |= RD2H_ENG_PARALLEL;
+  return rc;
+}
+
+/* remote says what becomes of a descriptor: 0 it is read, 1 it fails. */
+static int cut_read(rd2h_engine *e, rd2h_peer *p, const struct rd2h_batch *b, const volatile bool *stop, uint64_t *done,
+                    uint32_t *failed_at, struct rd2h_error *err) {
+  (void)e, (void)p, (void)stop;
+  uint32_t inside = __atomic_add_fetch(&now_inside, 1, __ATOMIC_SEQ_CST);
+  if (inside > __atomic_load_n(&most_inside, __ATOMIC_RELAXED))
+    __atomic_store_n(&most_inside, inside, __ATOMIC_RELAXED);
+  __atomic_add_fetch(&pieces, 1, __ATOMIC_RELAXED);
+  nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+  int rc = RD2H_OK;
+  for (uint32_t i = 0; i < b->n && !rc; i++) {
+    if (b->remote[i])
+      rc = rd2h_fail(err, RD2H_IO, "bad descriptor %u", *failed_at = i);
+    else
+      ++*(uint32_t *)b->local[i];
+    *done += rc ? 0 : b->len[i];
+  }
+  __atomic_sub_fetch(&now_inside, 1, __ATOMIC_SEQ_CST);
+  return rc;
+}
+
+static struct rd2h_completion read_in_pieces(uint64_t bytes_each, uint32_t bad) {
+  struct rd2h_engine_ops cutter = script;
+  struct rd2h_engine_opts o = {.size = sizeof o, .threads = 4};
+  struct rd2h_completion c;
+  uint64_t remote[PARTS] = {0}, len[PARTS];
+  void *local[PARTS];
+  rd2h_eng *e = NULL;
+  cutter.open = cut_open;
+  cutter.read = cut_read;
+  memset(times_read, 0, sizeof times_read);
+  pieces = most_inside = 0;
+  for (uint32_t i = 0; i < PARTS; i++) {
+    local[i] = &times_read[i];
+    len[i] = bytes_each;
+    remote[i] = i == bad;
+  }
+  assert_int_equal(rd2h_eng_open_ops(&cutter, &o, &e, NULL), RD2H_OK);
+  rd2h_eng_peer *p = add_peer(e, 1);
+  struct rd2h_batch b = {.id = 9, .n = PARTS, .bytes = PARTS * bytes_each, .local = local, .remote = remote, .len = len};
+  assert_int_equal(rd2h_eng_submit(e, p, &b), RD2H_OK);
+  collect(e, &c, 1);
+  struct rd2h_completion more;
+  assert_int_equal(rd2h_eng_poll(e, &more, 1), 0);
+  rd2h_eng_close(e);
+  return c;
+}
+
+static void large_reads_come_in_pieces(void **state) {
+  (void)state;
+  struct rd2h_completion c = read_in_pieces(1 << 20, PARTS);
+  assert_int_equal(c.status, RD2H_OK);
+  assert_int_equal(c.bytes, PARTS << 20);
+  assert_int_equal(c.failed_at, UINT32_MAX);
+  assert_int_equal(pieces, 8);
+  assert_in_range(most_inside, 2, 4);
+  for (uint32_t i = 0; i < PARTS; i++)
+    assert_int_equal(times_read[i], 1);
+  c = read_in_pieces(1 << 10, PARTS); /* small ones do not */
+  assert_int_equal(c.bytes, PARTS << 10);
+  assert_int_equal(pieces, 1);
+}
+
+/* What stands before the bad descriptor has landed, though other threads were given it. */
+static void a_piece_that_fails_is_told_by_its_place(void **state) {
+  (void)state;
+  for (uint32_t bad = 0; bad < PARTS; bad += 21) {
+    struct rd2h_completion c = read_in_pieces(1 << 20, bad);
+    assert_int_equal(c.status, RD2H_IO);
+    assert_int_equal(c.failed_at, bad);
+    for (uint32_t i = 0; i < bad; i++)
+      assert_int_equal(times_read[i], 1);
+    assert_int_equal(times_read[bad], 0);
+  }
+}
+
 static void threads_are_bounded(void **state) {
   struct rd2h_engine_opts o = {.size = sizeof o, .threads = 65};
   struct rd2h_error err;
@@ -342,6 +503,9 @@ int main(void) {
     cmocka_unit_test(a_full_queue_says_again),          cmocka_unit_test(the_pool_is_bounded),
     cmocka_unit_test(cancel_ends_queued_and_running),   cmocka_unit_test(disconnect_waits_for_the_read),
     cmocka_unit_test(disconnect_spares_other_peers),    cmocka_unit_test(failures_keep_their_text),
+    cmocka_unit_test(slow_peers_leave_others_alone),    cmocka_unit_test(a_read_ends_at_its_timeout),
+    cmocka_unit_test(a_deaf_read_keeps_its_batch),      cmocka_unit_test(large_reads_come_in_pieces),
+    cmocka_unit_test(a_piece_that_fails_is_told_by_its_place),
     cmocka_unit_test(threads_are_bounded),
   };
   return cmocka_run_group_tests_name("pool", tests, NULL, NULL);
