@@ -69,9 +69,14 @@ RD2H_API int rd2h_decode_fd(const rd2h_decode *);
 struct rd2h_decode_stats {
   uint64_t messages, batches, reads, descriptors, bytes, malformed, parked, skipped, refused_meta, replies;
   uint64_t failed_transport, failed_peer_lost, failed_layout, failed_expired, failed_other, aborted, completed;
-  uint32_t peers, requests, reads_in_flight, parked_now, quarantined;
+  uint32_t peers, requests, reads_in_flight, parked_now;
+  uint32_t quarantined, quarantined_blocks; /* ended requests whose blocks reads may still write, and those blocks */
+  uint32_t oldest_wait_ms;                  /* of the requests that wait for KV */
 };
 RD2H_API void rd2h_decode_stats(rd2h_decode *, struct rd2h_decode_stats *);
+/* The rank's state for people: peers, requests and batches, a line each. Any thread may ask; waits a second at most for the rank's own,
+ * and says so when that does not answer. Returns the length of the text, of which `out` gets what fits (cap bytes, with a final 0). */
+RD2H_API size_t rd2h_decode_dump(rd2h_decode *, char *out, size_t cap);
 
 #ifdef __cplusplus
 }

@@ -34,6 +34,7 @@ struct rd2h_prefill_opts {
   uint32_t settle_ms;    /* longest that rd2h_prefill_destroy waits for readers; 0: 2000 */
   const char *device;    /* where the KV lies, a spec of rd2h/device.h; NULL: host */
   uint32_t event_ms;     /* longest wait for the device to have written a layer; 0: 60000 */
+  uint32_t idle_ms;      /* a connection without work is closed after this; 0: 600000 */
 };
 RD2H_API int rd2h_prefill_create(const struct rd2h_prefill_opts *, rd2h_prefill **, struct rd2h_error *);
 /* Closes every epoch first, then unregisters; bounded by settle_ms. */
@@ -66,10 +67,14 @@ RD2H_API int rd2h_prefill_fd(const rd2h_prefill *);
 
 struct rd2h_prefill_stats {
   uint64_t batches, batches_failed, bytes_sent, epochs, epochs_lost, requests_settled, requests_failed, given_up, cancels;
-  uint64_t skipped;
+  uint64_t skipped, malformed; /* malformed: answers that ended a connection */
+  uint64_t failed_transport, failed_peer_lost, failed_layout, failed_expired, failed_other, aborted, completed; /* requests settled */
   uint32_t endpoints, outstanding, slots_closed, held;
+  uint32_t oldest_wait_ms; /* of the messages that wait for an answer */
 };
 RD2H_API void rd2h_prefill_stats(rd2h_prefill *, struct rd2h_prefill_stats *);
+/* The rank's state for people: endpoints, requests and closed slots, a line each. As rd2h_decode_dump. */
+RD2H_API size_t rd2h_prefill_dump(rd2h_prefill *, char *out, size_t cap);
 
 #ifdef __cplusplus
 }

@@ -31,6 +31,11 @@ void rd2h_alloc_fail_at(uint64_t n);
 int rd2h_fail(struct rd2h_error *err, int status, const char *fmt, ...) RD2H_PRINTF(3, 4);
 int rd2h_nomem(struct rd2h_error *err, const char *what);
 
+/* ---- causes: what a request ended with, as the counters tell them apart ---- */
+enum rd2h_cause { RD2H_CAUSE_NONE, RD2H_CAUSE_ABORTED, RD2H_CAUSE_TRANSPORT, RD2H_CAUSE_PEER, RD2H_CAUSE_LAYOUT,
+                  RD2H_CAUSE_EXPIRED, RD2H_CAUSE_OTHER };
+enum rd2h_cause rd2h_status_cause(int status);
+
 /* ---- log ---- */
 bool rd2h_log_on(int level);
 void rd2h_logf(int level, const char *fmt, ...) RD2H_PRINTF(2, 3);
@@ -73,6 +78,7 @@ struct rd2h_buf {
 };
 void rd2h_buf_put(struct rd2h_buf *, const void *p, size_t n);
 bool rd2h_buf_room(struct rd2h_buf *, size_t n); /* makes room for n more */
+void rd2h_buf_line(struct rd2h_buf *, const char *fmt, ...) RD2H_PRINTF(2, 3); /* one line, cut to 1000 bytes, and its newline */
 void rd2h_buf_reset(struct rd2h_buf *);          /* keeps the memory */
 void rd2h_buf_free(struct rd2h_buf *);
 

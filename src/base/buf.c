@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Arena and growable buffer. */
 #include "base/base.h"
+#include "base/text.h"
+#include <stdio.h>
 
 #define ARENA_ALIGN 16u
 #define BUF_MIN 256u
@@ -61,6 +63,17 @@ void rd2h_buf_put(struct rd2h_buf *b, const void *p, size_t n) {
     return;
   memcpy(b->p + b->len, p, n);
   b->len += n;
+}
+
+void rd2h_buf_line(struct rd2h_buf *b, const char *fmt, ...) {
+  char line[1001];
+  va_list ap;
+  va_start(ap, fmt);
+  vsnprintf(line, sizeof line, fmt, ap);
+  va_end(ap);
+  rd2h_text_one_line(line);
+  rd2h_buf_put(b, line, strlen(line));
+  rd2h_buf_put(b, "\n", 1);
 }
 
 void rd2h_buf_reset(struct rd2h_buf *b) {

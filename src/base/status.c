@@ -34,6 +34,17 @@ const char *rd2h_version(void) {
   return RD2H_VERSION_STRING;
 }
 
+enum rd2h_cause rd2h_status_cause(int status) {
+  static const uint8_t causes[] = {
+      [-RD2H_ABORTED] = RD2H_CAUSE_ABORTED, [-RD2H_SKIPPED] = RD2H_CAUSE_ABORTED, [-RD2H_IO] = RD2H_CAUSE_TRANSPORT,
+      [-RD2H_CANCELED] = RD2H_CAUSE_TRANSPORT, [-RD2H_PEER_LOST] = RD2H_CAUSE_PEER, [-RD2H_LAYOUT] = RD2H_CAUSE_LAYOUT,
+      [-RD2H_RANGE] = RD2H_CAUSE_LAYOUT, [-RD2H_INVALID] = RD2H_CAUSE_LAYOUT, [-RD2H_TIMEOUT] = RD2H_CAUSE_EXPIRED};
+  uint32_t i = (uint32_t)-(int64_t)status;
+  if (!status)
+    return RD2H_CAUSE_NONE;
+  return i < RD2H_COUNT(causes) && causes[i] ? (enum rd2h_cause)causes[i] : RD2H_CAUSE_OTHER;
+}
+
 void rd2h_text_one_line(char *s) {
   for (; *s; s++)
     if ((unsigned char)*s < 0x20 || *s == 0x7f)

@@ -84,6 +84,10 @@ int rd2h_decode_fd(const rd2h_decode *d) {
   return rd2h_dw_fd(d->worker);
 }
 
+size_t rd2h_decode_dump(rd2h_decode *d, char *out, size_t cap) {
+  return rd2h_dw_dump(d->worker, out, cap);
+}
+
 void rd2h_decode_stats(rd2h_decode *d, struct rd2h_decode_stats *s) {
   rd2h_dw_stats(d->worker, s);
 }

@@ -106,6 +106,7 @@ int rd2h_prefill_options(const struct rd2h_prefill_opts *in, struct rd2h_prefill
       {"liveness_ms", &o->liveness_ms, 5000, 10, HOUR_MS},
       {"max_queue_bytes_mb", &o->max_queue_bytes_mb, 256, 1, 65536},
       {"settle_ms", &o->settle_ms, 2000, 1, HOUR_MS},
+      {"idle_ms", &o->idle_ms, 600000, 1, 24 * HOUR_MS},
       {"event_ms", &o->event_ms, 60000, 1, HOUR_MS},
   };
   rc = rc ? rc : check_common(role, o->layout, o->engine, err);

@@ -68,6 +68,10 @@ int rd2h_prefill_fd(const rd2h_prefill *p) {
   return rd2h_pw_fd(p->worker);
 }
 
+size_t rd2h_prefill_dump(rd2h_prefill *p, char *out, size_t cap) {
+  return rd2h_pw_dump(p->worker, out, cap);
+}
+
 void rd2h_prefill_stats(rd2h_prefill *p, struct rd2h_prefill_stats *s) {
   rd2h_pw_stats(p->worker, s);
 }

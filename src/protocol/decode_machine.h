@@ -116,4 +116,6 @@ struct rd2h_dm_stats {
   uint64_t oldest; /* when the request that waits longest was installed; 0: none waits */
 };
 void rd2h_dm_stats(const rd2h_dm *, struct rd2h_dm_stats *);
+/* Peers, requests and batches, one line each. */
+void rd2h_dm_dump(const rd2h_dm *, const char *(*peer_name)(void *, uint32_t peer), void *, uint64_t now, struct rd2h_buf *);
 #endif

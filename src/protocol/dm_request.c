@@ -169,15 +169,12 @@ undo_record:
 
 /* ---- the end ---- */
 static void count_end(rd2h_dm *m, int status) {
-  switch (status) {
-  case RD2H_OK: m->st.completed++; break;
-  case RD2H_ABORTED: m->st.aborted++; break;
-  case RD2H_IO: case RD2H_CANCELED: m->st.failed_transport++; break;
-  case RD2H_PEER_LOST: m->st.failed_peer_lost++; break;
-  case RD2H_LAYOUT: case RD2H_RANGE: case RD2H_INVALID: m->st.failed_layout++; break;
-  case RD2H_TIMEOUT: m->st.failed_expired++; break;
-  default: m->st.failed_other++; break;
-  }
+  uint64_t *const by_cause[] = {
+      [RD2H_CAUSE_NONE] = &m->st.completed, [RD2H_CAUSE_ABORTED] = &m->st.aborted,
+      [RD2H_CAUSE_TRANSPORT] = &m->st.failed_transport, [RD2H_CAUSE_PEER] = &m->st.failed_peer_lost,
+      [RD2H_CAUSE_LAYOUT] = &m->st.failed_layout, [RD2H_CAUSE_EXPIRED] = &m->st.failed_expired,
+      [RD2H_CAUSE_OTHER] = &m->st.failed_other};
+  ++*by_cause[rd2h_status_cause(status)];
 }
 
 static void report(rd2h_dm *m, uint32_t i) {

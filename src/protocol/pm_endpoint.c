@@ -79,6 +79,7 @@ void pm_epoch_fail(rd2h_pm *m, uint32_t ep, int status, const char *text, uint64
   e->caps = 0;
   e->silent = false;
   m->st.epochs_lost++;
+  m->st.malformed += status == RD2H_MALFORMED;
   end_links(m, ep, status, line, tell, now); /* first: so that settling the entries starts nothing new */
   while (e->head != RD2H_INDEX_NONE) drop_entry(m, e->head, status, line, now);
   tell_untold(m, ep, tell, now);

@@ -164,10 +164,20 @@ static void free_links(rd2h_pm *m, uint32_t req) {
   }
 }
 
+static void count_end(rd2h_pm *m, int status) {
+  uint64_t *const by_cause[] = {
+      [RD2H_CAUSE_NONE] = &m->st.completed, [RD2H_CAUSE_ABORTED] = &m->st.aborted,
+      [RD2H_CAUSE_TRANSPORT] = &m->st.failed_transport, [RD2H_CAUSE_PEER] = &m->st.failed_peer_lost,
+      [RD2H_CAUSE_LAYOUT] = &m->st.failed_layout, [RD2H_CAUSE_EXPIRED] = &m->st.failed_expired,
+      [RD2H_CAUSE_OTHER] = &m->st.failed_other};
+  ++*by_cause[rd2h_status_cause(status)];
+}
+
 static void settle(rd2h_pm *m, struct pm_req *r, int status) {
   r->settled = true;
   m->st.requests_settled++;
   m->st.requests_failed += status != RD2H_OK;
+  count_end(m, status);
   rd2h_map_del(m->by_id, r->id, r->id_n);
   pm_emit(m, RD2H_PA_REQ_SETTLED, RD2H_INDEX_NONE, r->id, NULL, r->text)->status = status;
   r->id = NULL;

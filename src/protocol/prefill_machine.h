@@ -94,7 +94,11 @@ const char *rd2h_pm_endpoint_address(const rd2h_pm *, uint32_t endpoint);
 
 struct rd2h_pm_stats {
   uint64_t batches, batches_failed, epochs, epochs_lost, requests_settled, requests_failed, given_up, cancels, skipped;
+  uint64_t completed, aborted, failed_transport, failed_peer_lost, failed_layout, failed_expired, failed_other; /* requests settled */
+  uint64_t malformed; /* answers that ended an epoch */
   uint32_t endpoints, outstanding, requests;
 };
 void rd2h_pm_stats(const rd2h_pm *, struct rd2h_pm_stats *);
+/* Endpoints and the requests at each, one line each. */
+void rd2h_pm_dump(const rd2h_pm *, uint64_t now, struct rd2h_buf *);
 #endif

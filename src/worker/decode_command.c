@@ -206,7 +206,7 @@ bool dw_run_commands(rd2h_dw *w) {
   struct dw_command *c = w->command;
   bool stop = w->stop;
   w->command = NULL;
-  if (c || stop)
+  if (c || stop || w->dump.asked != w->dump.made)
     rd2h_eventfd_clear(w->command_fd);
   pthread_mutex_unlock(&w->mu);
   while (c) {
@@ -245,18 +245,40 @@ void dw_report(rd2h_dw *w, struct rd2h_str id, int status, const char *text) {
 static void take_stats(rd2h_dw *w, struct rd2h_decode_stats *s) {
   struct rd2h_dm_stats m;
   rd2h_dm_stats(w->dm, &m);
+  w->oldest = m.oldest;
   *s = (struct rd2h_decode_stats){
       .messages = m.messages, .batches = m.batches, .reads = w->count.reads, .descriptors = w->count.descriptors,
       .bytes = w->count.bytes, .malformed = m.malformed + w->count.malformed, .parked = m.parked, .skipped = m.skipped,
       .refused_meta = m.refused_meta + w->count.refused_meta, .replies = m.replies, .failed_transport = m.failed_transport,
       .failed_peer_lost = m.failed_peer_lost, .failed_layout = m.failed_layout, .failed_expired = m.failed_expired,
       .failed_other = m.failed_other, .aborted = m.aborted, .completed = m.completed, .peers = m.peers, .requests = m.requests,
-      .reads_in_flight = m.reads, .parked_now = m.parked_now, .quarantined = m.quarantined};
+      .reads_in_flight = m.reads, .parked_now = m.parked_now, .quarantined = m.quarantined,
+      .quarantined_blocks = (uint32_t)m.quarantined_blocks};
+}
+
+static const char *peer_name(void *arg, uint32_t peer) {
+  const rd2h_dw *w = arg;
+  return peer < w->n_peers && w->peer[peer] ? w->peer[peer]->session : "-";
+}
+
+/* With mu held. */
+static void dump(rd2h_dw *w) {
+  const struct rd2h_decode_stats *s = &w->stats;
+  struct rd2h_buf *b = &w->dump.text;
+  rd2h_buf_line(b, "decode rank %u of %u at %s:%u, engine %s: %u requests, the oldest waits %llu ms; %u peers, %u reads (%u wait for "
+                "the engine), %u messages parked, %u requests with %u blocks quarantined", w->o.tp_rank, w->o.tp_size, w->o.bind_host,
+                w->port, rd2h_eng_name(w->eng), s->requests,
+                (unsigned long long)(w->oldest && w->now > w->oldest ? (w->now - w->oldest) / RD2H_MS : 0), s->peers,
+                s->reads_in_flight, w->n_queued, s->parked_now, s->quarantined, s->quarantined_blocks);
+  rd2h_dm_dump(w->dm, peer_name, w, w->now, b);
+  rd2h_dump_made(&w->dump);
 }
 
 void dw_publish(rd2h_dw *w) {
   pthread_mutex_lock(&w->mu);
   take_stats(w, &w->stats);
+  if (rd2h_dump_wanted(&w->dump))
+    dump(w);
   if (w->ended)
     append_outcomes(w, w->ended, w->ended_tail);
   w->ended = w->ended_tail = NULL;
@@ -297,7 +319,19 @@ int rd2h_dw_fd(const rd2h_dw *w) {
 void rd2h_dw_stats(rd2h_dw *w, struct rd2h_decode_stats *s) {
   pthread_mutex_lock(&w->mu);
   *s = w->stats;
+  uint64_t now = rd2h_now_ns();
+  s->oldest_wait_ms = w->oldest && now > w->oldest ? (uint32_t)((now - w->oldest) / RD2H_MS) : 0;
   pthread_mutex_unlock(&w->mu);
+}
+
+static void wake(void *arg) {
+  rd2h_eventfd_set(((rd2h_dw *)arg)->command_fd);
+}
+
+size_t rd2h_dw_dump(rd2h_dw *w, char *out, size_t cap) {
+  char who[64];
+  snprintf(who, sizeof who, "decode rank %u of %u", w->o.tp_rank, w->o.tp_size);
+  return rd2h_dump_ask(&w->dump, &w->mu, wake, w, who, out, cap);
 }
 
 void dw_commands_free(rd2h_dw *w) {

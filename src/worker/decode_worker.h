@@ -5,6 +5,7 @@
 #include "device/device.h"
 #include "engine/engine.h"
 #include "protocol/decode_machine.h"
+#include "worker/dump.h"
 #include "worker/msgpool.h"
 #include "worker/thread.h"
 #include "worker/worker.h"
@@ -86,6 +87,8 @@ struct rd2h_dw {
   struct rd2h_slab live_slot;
   struct dw_request *outcome, *outcome_tail, *collected;
   struct rd2h_decode_stats stats;
+  uint64_t oldest; /* see rd2h_dm_stats */
+  struct rd2h_dump dump;
   bool stop;
   int outcome_fd;
   struct rd2h_arena step_arena; /* of rd2h_dw_step's callers, one at a time */

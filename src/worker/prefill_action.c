@@ -117,14 +117,14 @@ static void do_cancel(rd2h_pw *w, const struct rd2h_pa *a) {
 
 /* ---- settlements ---- */
 static void do_batch_settled(rd2h_pw *w, const struct rd2h_pa *a) {
-  if (a->status && a->status != RD2H_SKIPPED)
-    RD2H_INFO("prefill rank %u: layer %s for %s was not read: %s", w->o.tp_rank, rd2h_layout_layer_name(w->o.layout, a->layer),
+  if (a->status && a->status != RD2H_SKIPPED) /* one line a layer: its requests tell it once, louder */
+    RD2H_DEBUG("prefill rank %u: layer %s for %s was not read: %s", w->o.tp_rank, rd2h_layout_layer_name(w->o.layout, a->layer),
               ((struct pw_batch *)(uintptr_t)a->cookie)->group->address, a->text[0] ? a->text : rd2h_status_text(a->status));
   pw_settle(w, (struct pw_batch *)(uintptr_t)a->cookie, a->status, a->text);
 }
 
 static void do_req_settled(rd2h_pw *w, const struct rd2h_pa *a) {
-  if (a->status && a->status != RD2H_ABORTED)
+  if (a->status && rd2h_status_cause(a->status) != RD2H_CAUSE_ABORTED)
     RD2H_WARN("prefill rank %u: request %s was not taken completely: %s", w->o.tp_rank, a->id,
               a->text[0] ? a->text : rd2h_status_text(a->status));
   pw_settled(w, a->id, a->status);

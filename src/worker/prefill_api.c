@@ -124,14 +124,17 @@ static void drop_item(rd2h_pw *w, struct pw_item *it) {
 /* The gate closes here, on the caller's thread: before it returns, a later write to the slots has to wait. */
 static int close_gate(rd2h_pw *w, const struct pw_item *it, uint32_t batches, struct rd2h_error *err) {
   const struct rd2h_layer *l = &w->o.layout->layer[it->layer];
+  uint64_t now = rd2h_now_ns();
   pthread_mutex_lock(&w->gate.mu);
   for (struct pw_batch *b = it->batch; b; b = b->next) {
+    b->closed = now;
     step_ref(b->step);
     b->earlier = NULL;
     b->later = w->unsettled;
     if (b->later)
       b->later->earlier = b;
     w->unsettled = b;
+    w->oldest = w->oldest ? w->oldest : b;
   }
   rd2h_gate_close(&w->gate, l->slot, l->n_slots, batches);
   int rc = raise_failure(w, it->layer, err);
@@ -289,5 +292,7 @@ void rd2h_pw_stats(rd2h_pw *w, struct rd2h_prefill_stats *s) {
   pthread_mutex_unlock(&w->mu);
   pthread_mutex_lock(&w->gate.mu);
   s->slots_closed = w->gate.closed;
+  uint64_t now = rd2h_now_ns();
+  s->oldest_wait_ms = w->oldest && now > w->oldest->closed ? (uint32_t)((now - w->oldest->closed) / RD2H_MS) : 0;
   pthread_mutex_unlock(&w->gate.mu);
 }

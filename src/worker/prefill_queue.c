@@ -218,6 +218,8 @@ void pw_settle(rd2h_pw *w, struct pw_batch *b, int status, const char *text) {
     w->unsettled = b->later;
   if (b->later)
     b->later->earlier = b->earlier;
+  if (w->oldest == b)
+    w->oldest = b->earlier;
   if (w->failure && status && status != RD2H_SKIPPED && !w->failure[b->layer].status) {
     w->failure[b->layer].status = status;
     snprintf(w->failure[b->layer].text, PW_TEXT, "%s", text);
@@ -263,13 +265,18 @@ static void take_stats(rd2h_pw *w, struct rd2h_prefill_stats *s) {
   *s = (struct rd2h_prefill_stats){
       .batches = m.batches, .batches_failed = m.batches_failed, .bytes_sent = w->bytes_sent, .epochs = m.epochs,
       .epochs_lost = m.epochs_lost, .requests_settled = m.requests_settled, .requests_failed = m.requests_failed,
-      .given_up = m.given_up, .cancels = m.cancels, .skipped = m.skipped, .endpoints = m.endpoints, .outstanding = m.outstanding,
+      .given_up = m.given_up, .cancels = m.cancels, .skipped = m.skipped, .malformed = m.malformed,
+      .failed_transport = m.failed_transport, .failed_peer_lost = m.failed_peer_lost, .failed_layout = m.failed_layout,
+      .failed_expired = m.failed_expired, .failed_other = m.failed_other, .aborted = m.aborted, .completed = m.completed,
+      .endpoints = m.endpoints, .outstanding = m.outstanding,
       .held = rd2h_map_size(w->ending)};
 }
 
 void pw_publish(rd2h_pw *w) {
   pthread_mutex_lock(&w->mu);
   take_stats(w, &w->stats);
+  if (rd2h_dump_wanted(&w->dump))
+    pw_dump(w);
   if (w->fresh) {
     if (w->settled)
       w->settled_tail->next = w->fresh;

@@ -12,7 +12,6 @@
 #define MAX_ENDPOINTS 4096u
 #define MAX_REQUESTS 65536u
 #define MAX_BATCHES 262144u
-#define IDLE_MS 600000u /* a connection without work is closed after this */
 
 /* ---- the sender thread ---- */
 /* Readers get settle_ms to end, then every epoch is closed: nothing is read from this rank's memory afterwards. */
@@ -64,7 +63,7 @@ static int open_machine(rd2h_pw *w, struct rd2h_error *err) {
   struct rd2h_pm_cfg cfg = {.pp_rank = w->o.pp_rank, .pp_size = w->o.pp_size, .last_layer = w->n_layers - 1,
                             .max_endpoints = MAX_ENDPOINTS, .max_requests = MAX_REQUESTS, .max_batches = MAX_BATCHES,
                             .handshake_ns = w->o.handshake_ms * RD2H_MS, .hold_ns = w->o.hold_ms * RD2H_MS,
-                            .idle_ns = IDLE_MS * RD2H_MS};
+                            .idle_ns = w->o.idle_ms * RD2H_MS};
   return rd2h_pm_create(&cfg, &w->pm, err);
 }
 
@@ -104,6 +103,7 @@ int rd2h_pw_create(const struct rd2h_prefill_opts *o, rd2h_pw **out, struct rd2h
   w->epoll = w->sleep = w->item_fd = w->ended_fd = -1;
   snprintf(w->session, sizeof w->session, strchr(o->host, ':') ? "[%s]:%ld" : "%s:%ld", o->host, (long)getpid());
   pthread_mutex_init(&w->mu, NULL);
+  rd2h_dump_init(&w->dump);
   pthread_mutex_init(&w->role, NULL);
   rd2h_slab_init(&w->ending_slot, sizeof(struct pw_ended *), 0);
   int rc = start(w, err);
@@ -166,6 +166,7 @@ void rd2h_pw_destroy(rd2h_pw *w) {
   close_fd(w->item_fd);
   close_fd(w->ended_fd);
   pthread_mutex_destroy(&w->role);
+  rd2h_dump_free(&w->dump);
   pthread_mutex_destroy(&w->mu);
   rd2h_free(w);
 }

@@ -6,6 +6,7 @@
 #include "device/device.h"
 #include "engine/engine.h"
 #include "protocol/prefill_machine.h"
+#include "worker/dump.h"
 #include "scheduler/step.h"
 #include "worker/gate.h"
 #include "worker/thread.h"
@@ -54,6 +55,7 @@ struct pw_batch {
   uint32_t *req, cap;
   size_t bytes; /* sent in that epoch and unanswered */
   uint64_t begun; /* ns, only while a trace is taken */
+  uint64_t closed; /* ns: when its slots closed */
 };
 
 enum pw_item_kind { PW_STEP = 1, PW_LAYER };
@@ -107,7 +109,7 @@ struct rd2h_pw {
 
   struct rd2h_gate gate; /* its mutex guards also: */
   bool wants_role; /* the caller waits, and would rather have the role */
-  struct pw_batch *unsettled;
+  struct pw_batch *unsettled, *oldest;
   struct pw_failure *failure; /* by layer; RD2H_RAISE only */
 
   pthread_mutex_t mu; /* guards: */
@@ -120,6 +122,7 @@ struct rd2h_pw {
   struct rd2h_map *unsent; /* id -> minus the status: requests that could not be sent to a reader, until they end */
   struct rd2h_prefill_stats stats;
   bool stop, item_signalled;
+  struct rd2h_dump dump;
 
   /* the caller's thread */
   struct pw_step *step;
@@ -181,6 +184,8 @@ void pw_sleep(rd2h_pw *, uint64_t until); /* sender thread: gives the role away 
 bool pw_send_now(rd2h_pw *);
 /* The caller's thread waits until ready(arg) (called with the gate's mutex held); returns with it held: OK or TIMEOUT. */
 int pw_wait(rd2h_pw *, uint32_t timeout_ms, bool (*ready)(void *), void *arg);
+/* prefill_dump.c */
+void pw_dump(rd2h_pw *); /* with the role and mu */
 /* prefill_meta.c */
 int pw_make_meta(rd2h_pw *, struct rd2h_error *);
 #endif

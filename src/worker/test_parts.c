@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gate and message pool alone. */
+/* Gate, message pool and dump alone. */
+#include "worker/dump.h"
 #include "worker/gate.h"
 #include "worker/msgpool.h"
 #include "worker/thread.h"
@@ -189,11 +190,36 @@ static void timeouts_round_up(void **state) {
   assert_true(rd2h_epoll_timeout(RD2H_NEVER - 1, 5) > 0);
 }
 
+/* ---- state for people ---- */
+static void count_wake(void *arg) {
+  ++*(int *)arg;
+}
+
+static void dump_is_bounded(void **state) {
+  (void)state;
+  struct rd2h_dump d;
+  pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
+  char text[64];
+  int wakes = 0;
+  assert_int_equal(rd2h_dump_init(&d), RD2H_OK);
+  size_t n = rd2h_dump_ask(&d, &mu, count_wake, &wakes, "rank 7", text, sizeof text); /* nobody there to answer */
+  assert_string_equal(text, "rank 7: its thread has not answered for 1000 ms\n");
+  assert_int_equal(n, strlen(text));
+  assert_int_equal(wakes, 1);
+  assert_true(rd2h_dump_wanted(&d));
+  rd2h_buf_line(&d.text, "late %s", "but\nhere");
+  rd2h_dump_made(&d);
+  assert_false(rd2h_dump_wanted(&d));
+  assert_memory_equal(d.text.p, "late but here\n", d.text.len);
+  rd2h_dump_free(&d);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(gate_counts_batches),    cmocka_unit_test(gate_waits_with_a_bound),
       cmocka_unit_test(pool_moves_messages),    cmocka_unit_test(pool_reuses_and_limits),
       cmocka_unit_test(pool_takes_one_large_message), cmocka_unit_test(timeouts_round_up),
+      cmocka_unit_test(dump_is_bounded),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

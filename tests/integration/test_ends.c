@@ -3,6 +3,8 @@
 #include "tests/integration/raw.h"
 #include <setjmp.h>
 #include <cmocka.h>
+#include <dirent.h>
+#include <poll.h>
 #include <zmq.h>
 
 static const struct rig_shape shape = {.layers = 2, .blocks = 64, .indexer_mask = 2};
@@ -52,7 +54,184 @@ static void refused_prefill_tells(void **state) {
   rig_side_close(&src);
 }
 
+/* ---- state for people ---- */
+static void shows(const char *text, const char *what) {
+  if (!strstr(text, what))
+    fail_msg("\"%s\" is not in:\n%s", what, text);
+}
+
+/* What waits for whom can be asked for while it waits. */
+static void state_of_both(void **state) {
+  (void)state;
+  static char text[1 << 16];
+  struct rig_side src, dst;
+  struct rig_request r;
+  struct rd2h_step_send send;
+  struct rd2h_prefill_stats ps;
+  struct rd2h_decode_stats ds;
+  rig_side_open(&src, &shape);
+  rig_side_open(&dst, &shape);
+  rd2h_decode *d = rig_decode(&dst, &(struct rd2h_decode_opts){.engine = "fault:noop,hang_every=1", .park_ms = 60000});
+  rd2h_prefill *p = rig_prefill(&src, &(struct rd2h_prefill_opts){.engine = "noop", .settle_ms = 1});
+  rig_request(&r, "stuck", 4, 0, 0);
+  rig_send(&send, &r, rd2h_decode_port(d), 0, 4, true);
+  rig_step(p, &send, 1, NULL);
+  rig_layers(p, 1);
+  do /* until the message has arrived and is parked */
+    rd2h_decode_dump(d, text, sizeof text);
+  while (!strstr(text, "waits for destinations"));
+  shows(text, "decode rank 0 of 1 at 127.0.0.1:");
+  shows(text, "1 messages parked");
+  shows(text, "ready, ours, stage 0 of 1: 1 batches open");
+  rig_install(d, &r);
+  do
+    rd2h_decode_dump(d, text, sizeof text);
+  while (!strstr(text, "is read"));
+  shows(text, "request stuck (stuck): is received");
+  shows(text, "1 reads open, 0 of 1 contributors done, 4 main and 4 indexer blocks");
+  assert_int_equal(rd2h_decode_abort(d, "stuck"), RD2H_OK);
+  do
+    rd2h_decode_dump(d, text, sizeof text);
+  while (!strstr(text, "quarantined after ABORTED"));
+  rd2h_decode_stats(d, &ds);
+  assert_int_equal(ds.quarantined, 1);
+  assert_int_equal(ds.quarantined_blocks, 8);
+  assert_int_equal(ds.oldest_wait_ms, 0);
+  size_t n = rd2h_prefill_dump(p, text, sizeof text);
+  assert_int_equal(n, strlen(text));
+  shows(text, "prefill rank 0 of 1, stage 0 of 1");
+  shows(text, "1 of 3 storage slots closed");
+  shows(text, "  storage kept for 127.0.0.1:");
+  shows(text, ": 1 messages unanswered, the oldest for ");
+  shows(text, "request stuck (stuck) for 127.0.0.1:");
+  char little[8] = "xxxxxxx";
+  assert_int_equal(rd2h_prefill_dump(p, little, sizeof little) > sizeof little, true);
+  assert_string_equal(little, "prefill");
+  rd2h_prefill_stats(p, &ps);
+  assert_true(ps.oldest_wait_ms < RIG_WAIT_MS);
+  rd2h_prefill_destroy(p);
+  rd2h_decode_destroy(d);
+  rig_side_close(&src);
+  rig_side_close(&dst);
+}
+
+/* ---- restarts ---- */
+static void transfer(rd2h_prefill *p, struct rig_side *src, rd2h_decode *d, struct rig_side *dst, const char *engine,
+                     const char *id) {
+  struct rig_request r;
+  struct rd2h_step_send send;
+  rig_request(&r, id, 12, 0, 0);
+  for (uint32_t l = 0; l < shape.layers; l++)
+    rig_write(src, l, 1);
+  rig_install(d, &r);
+  rig_send(&send, &r, rd2h_decode_port(d), 0, 12, true);
+  send.engine_id = (struct rd2h_str){engine, (uint32_t)strlen(engine)}; /* a process has its own, as the rendezvous says */
+  rig_step(p, &send, 1, NULL);
+  rig_layers(p, 2);
+  assert_int_equal(rig_outcome(d, id, NULL), RD2H_OK);
+  rig_step(p, NULL, 0, id);
+  assert_int_equal(rig_settled(p, id), RD2H_OK);
+  rig_expect(dst, &r, 1);
+}
+
+/* Decode, then Prefill, each again at its address, with a request of the old one still open: the next request finds the new one. */
+static void restart_of_either(void **state) {
+  (void)state;
+  struct rig_side src, dst;
+  struct rig_request r;
+  struct rd2h_step_send send;
+  rig_side_open(&src, &shape);
+  rig_side_open(&dst, &shape);
+  rd2h_decode *d = rig_decode(&dst, NULL);
+  rd2h_prefill *p = rig_prefill(&src, NULL);
+  transfer(p, &src, d, &dst, "decode-1", "one");
+  rig_request(&r, "left", 4, 0, 0);
+  rig_send(&send, &r, rd2h_decode_port(d), 0, 2, false);
+  rig_install(d, &r);
+  rig_step(p, &send, 1, NULL);
+  rig_layers(p, 2);
+  uint16_t port = rd2h_decode_port(d);
+  rd2h_decode_destroy(d);
+  d = rig_decode(&dst, &(struct rd2h_decode_opts){.port = port});
+  transfer(p, &src, d, &dst, "decode-2", "two");
+  rig_step(p, NULL, 0, "left");
+  assert_int_equal(rig_settled(p, "left"), RD2H_PEER_LOST);
+  rig_request(&r, "cut", 4, 0, 0);
+  rig_send(&send, &r, port, 0, 2, false);
+  send.engine_id = (struct rd2h_str){"decode-2", 8};
+  rig_install(d, &r);
+  rig_step(p, &send, 1, NULL);
+  rig_layers(p, 2);
+  struct rd2h_error err = {0};
+  for (uint32_t l = 0; l < 2; l++)
+    assert_int_equal(rd2h_prefill_wait_layer(p, l, RIG_WAIT_MS, &err), RD2H_OK);
+  rd2h_prefill_destroy(p);
+  p = rig_prefill(&src, NULL);
+  transfer(p, &src, d, &dst, "decode-2", "three");
+  assert_int_equal(rig_outcome(d, "cut", NULL), RD2H_PEER_LOST);
+  rd2h_prefill_destroy(p);
+  rd2h_decode_destroy(d);
+  rig_side_close(&src);
+  rig_side_close(&dst);
+}
+
+/* ---- a thousand readers that died ---- */
+static uint32_t open_files(void) {
+  uint32_t n = 0;
+  DIR *dir = opendir("/proc/self/fd");
+  while (readdir(dir))
+    n++;
+  closedir(dir);
+  return n;
+}
+
+static void thousand_dead_endpoints(void **state) {
+  (void)state;
+  enum { DEAD = 1000, AT_ONCE = 50 };
+  static char id[AT_ONCE][16];
+  struct rig_side src;
+  struct rd2h_step_send send[AT_ONCE];
+  struct rig_request r;
+  struct rd2h_prefill_stats st;
+  struct rd2h_error err = {0};
+  rig_side_open(&src, &shape);
+  struct raw raw;
+  raw_decode(&raw, NULL); /* its port stays ours, so that nobody listens at the addresses below */
+  rd2h_prefill *p = rig_prefill(&src, &(struct rd2h_prefill_opts){.engine = "noop", .idle_ms = 300});
+  uint32_t files = open_files();
+  for (uint32_t done = 0; done < DEAD; done += AT_ONCE) {
+    for (uint32_t i = 0; i < AT_ONCE; i++) {
+      snprintf(id[i], sizeof id[i], "r%u", done + i);
+      rig_request(&r, id[i], 2, 0, 0);
+      rig_send(&send[i], &r, raw.port, 0, 2, true);
+      char *host = malloc(20);
+      snprintf(host, 20, "127.1.%u.%u", (done + i) / 200, (done + i) % 200 + 1);
+      send[i].host = (struct rd2h_str){host, (uint32_t)strlen(host)};
+    }
+    rig_step(p, send, AT_ONCE, NULL);
+    rig_layers(p, 2);
+    for (uint32_t l = 0; l < 2; l++)
+      assert_int_equal(rd2h_prefill_wait_layer(p, l, RIG_WAIT_MS, &err), RD2H_OK);
+    for (uint32_t i = 0; i < AT_ONCE; i++) {
+      rig_step(p, NULL, 0, id[i]);
+      assert_int_equal(rig_settled(p, id[i]), RD2H_PEER_LOST);
+      free((void *)(uintptr_t)send[i].host.p);
+    }
+    assert_true(open_files() < files + DEAD);
+  }
+  do { /* idle ones are forgotten, with their sockets */
+    poll(NULL, 0, 20);
+    rd2h_prefill_stats(p, &st);
+  } while (st.endpoints);
+  assert_true(open_files() <= files + 8); /* the library's own of its first socket */
+  assert_true(st.epochs >= DEAD);
+  rd2h_prefill_destroy(p);
+  raw_close(&raw);
+  rig_side_close(&src);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(refused_prefill_tells)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(refused_prefill_tells), cmocka_unit_test(state_of_both),
+                                     cmocka_unit_test(restart_of_either), cmocka_unit_test(thousand_dead_endpoints)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
