@@ -152,6 +152,7 @@ static bool layer_problem(const rd2h_dm *m, const struct dm_peer *p, const struc
       *layer = at;
       return false;
     }
+    if (p->extra && rd2h_map_get(p->extra, name, msg->layer.n) != RD2H_INDEX_NONE) return false; /* nothing of it is wanted here */
     snprintf(text, DM_TEXT, "layer %.*s is not in this connection's metadata", n, name);
   }
   return true;
@@ -200,7 +201,7 @@ void rd2h_dm_ready(rd2h_dm *m, uint32_t peer, struct rd2h_wire_ready *msg, uint6
     m->st.batches++;
     for (uint32_t k = 0; k < msg->n_reqs; k++) {
       msg->req[k].status = RD2H_OK;
-      admit(m, i, &msg->req[k], now);
+      if (b->layer != RD2H_INDEX_NONE) admit(m, i, &msg->req[k], now);
     }
     if (b->n_waiting) wait_add(m, i, now);
     if (m->n_wait > m->cfg.max_parked) give_up_waiting(m, i);

@@ -42,7 +42,10 @@ void rd2h_dm_destroy(rd2h_dm *m) {
   for (uint32_t i = 0; i < m->reqs.next; i++)
     if (rd2h_slab_live(&m->reqs, i)) dm_req_free(dm_req(m, i));
   for (uint32_t i = 0; i < m->peers.next; i++)
-    if (rd2h_slab_live(&m->peers, i)) rd2h_free(dm_peer(m, i)->link);
+    if (rd2h_slab_live(&m->peers, i)) {
+      rd2h_free(dm_peer(m, i)->link);
+      rd2h_map_destroy(dm_peer(m, i)->extra);
+    }
   if (m->tomb)
     for (uint32_t i = 0; i < m->cfg.tombstones; i++) rd2h_free(m->tomb[i].ext);
   rd2h_free(m->tomb);

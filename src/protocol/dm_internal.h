@@ -18,6 +18,7 @@ struct dm_peer {
   bool ours, probe_armed, three_fields;
   uint32_t caps, pp_rank, pp_size;
   struct rd2h_link *link; /* by layer ordinal on Decode; n_parts 0: the peer does not have it */
+  struct rd2h_map *extra; /* names of the peer's layers that Decode does not have (a draft model's): left out; NULL: none */
   uint32_t head, tail, n_batches; /* unanswered batches, oldest first */
   uint32_t n_bound;               /* contributor slots of live requests that it serves and has not finished */
   uint8_t incarnation[16];

@@ -64,7 +64,16 @@ static uint32_t find_layer(const struct rd2h_layout *l, struct rd2h_str name) {
   return i;
 }
 
-static int build_links(const rd2h_dm *m, const struct rd2h_wire_meta *w, struct rd2h_link *link, char text[DM_TEXT]) {
+/* A layer that only the peer has, such as a draft model's: it is not pulled, and does not keep the others from being. */
+static int leave_out(struct rd2h_map **extra, struct rd2h_str name, char text[DM_TEXT]) {
+  if (!*extra) *extra = rd2h_map_create();
+  if (*extra && rd2h_map_put(*extra, name.p, name.n, 0) == RD2H_OK) return RD2H_OK;
+  snprintf(text, DM_TEXT, "out of memory");
+  return RD2H_NOMEM;
+}
+
+static int build_links(const rd2h_dm *m, const struct rd2h_wire_meta *w, struct rd2h_link *link, struct rd2h_map **extra,
+                       char text[DM_TEXT]) {
   const struct rd2h_layout *l = m->cfg.layout;
   struct rd2h_error err;
   uint32_t named = 0;
@@ -72,8 +81,8 @@ static int build_links(const rd2h_dm *m, const struct rd2h_wire_meta *w, struct 
     struct rd2h_peer_layer pl = peer_layer(w, &w->layer[i]);
     uint32_t at = find_layer(l, pl.name);
     if (at == RD2H_INDEX_NONE) {
-      snprintf(text, DM_TEXT, "Decode has no layer %.*s", (int)(pl.name.n > 200 ? 200 : pl.name.n), pl.name.p);
-      return RD2H_LAYOUT;
+      if (leave_out(extra, pl.name, text) != RD2H_OK) return RD2H_NOMEM;
+      continue;
     }
     if (link[at].n_parts) {
       snprintf(text, DM_TEXT, "layer %s is named twice", l->layer[at].name);
@@ -85,6 +94,12 @@ static int build_links(const rd2h_dm *m, const struct rd2h_wire_meta *w, struct 
       return rc;
     }
     named++;
+  }
+  if (!named && *extra) {
+    struct rd2h_str first = w->layer[0].name;
+    snprintf(text, DM_TEXT, "Decode has none of the %u layers that Prefill names: the first of them is %.*s, Decode's is %.100s",
+             w->n_layers, (int)(first.n > 100 ? 100 : first.n), first.p, l->layer[0].name);
+    return RD2H_LAYOUT;
   }
   if (named < l->n_layers && (w->fields == 3 || w->pp_size == 1)) {
     snprintf(text, DM_TEXT, "metadata of a single pipeline stage must name all %u layers of Decode, it names %u", l->n_layers, named);
@@ -134,15 +149,19 @@ void rd2h_dm_meta(rd2h_dm *m, uint32_t peer, const struct rd2h_wire_meta *w, uin
     refuse(m, peer, "out of memory", now);
     return;
   }
+  struct rd2h_map *extra = NULL;
   int rc = check_meta(m, w, text);
-  if (rc == RD2H_OK) rc = build_links(m, w, link, text);
+  if (rc == RD2H_OK) rc = build_links(m, w, link, &extra, text);
   if (rc != RD2H_OK) {
+    rd2h_map_destroy(extra);
     rd2h_free(link);
     refuse(m, peer, text, now);
     return;
   }
   rd2h_free(p->link);
   p->link = link;
+  rd2h_map_destroy(p->extra);
+  p->extra = extra;
   p->state = DM_PEER_CONNECTING;
   p->ours = w->ext.present && w->ext.revision >= 1;
   p->caps = p->ours ? w->ext.caps : 0;
@@ -193,6 +212,7 @@ void dm_peer_maybe_close(rd2h_dm *m, uint32_t peer) {
   struct dm_peer *p = dm_peer(m, peer);
   if (p->state != DM_PEER_LOST || p->n_batches) return;
   rd2h_free(p->link);
+  rd2h_map_destroy(p->extra);
   rd2h_slab_give(&m->peers, peer);
   dm_emit(m, RD2H_DA_CLOSE, peer, NULL, NULL);
 }

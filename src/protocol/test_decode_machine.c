@@ -22,7 +22,10 @@ static void test_handshake(void **state) {
     {"the only stage names a part", {.only = {"model.layers.1.attn"}}, "nak 0"},
     {"a stage that cannot be", {.pp_rank = 2, .pp_size = 2}, "nak 0"},
     {"no layer", {.only = {""}}, "nak 0"},
-    {"an unknown layer", {.only = {"model.layers.0.attn", "model.layers.7.attn"}}, "nak 0"},
+    {"a layer more than Decode has", {.only = {"model.layers.0.attn", "model.layers.1.attn", "model.layers.2.attn"}},
+     "connect 0; meta_ack 0"},
+    {"none of a stage's layers is known", {.pp_size = 2, .only = {"model.layers.7.attn"}}, "nak 0"},
+    {"an unknown layer for a known one", {.only = {"model.layers.0.attn", "model.layers.7.attn"}}, "nak 0"},
     {"an indexer's name", {.only = {"model.layers.0.indexer", "model.layers.1.attn"}}, "nak 0"},
     {"a layer twice", {.only = {"model.layers.0.attn", "model.layers.1.attn", "model.layers.0.attn"}}, "nak 0"},
     {"other lengths", {.len = 128}, "nak 0"},
@@ -108,6 +111,25 @@ static void test_unknown_layer(void **state) {
   assert_int_equal(end(&t, "id2", RD2H_ABORTED), RD2H_OK);
   expect(&t, "report id2 ABORTED");
   t_stop(&t);
+}
+
+/* Prefill has a draft model's layer, Decode has none: it is answered, nothing of it is read, and done may come with it. */
+static void test_y05_layer_more_than_decode_has(void **state) {
+  (void)state;
+  static const char *const more = "model.layers.2.attn";
+  for (uint32_t fields = 3; fields <= 6; fields += 3) {
+    struct t_dm t = t_start(&t_cfg);
+    uint32_t p = t_peer(&t, &(struct t_meta){.fields = fields, .only = {"model.layers.0.attn", "model.layers.1.attn", more}});
+    install(&t, "id", "x", 'a');
+    for (uint32_t l = 0; l < 2; l++) {
+      ready(&t, p, .layer = l, .req = {R("x", 0, 0, 4)});
+      read_over(&t, l, RD2H_OK);
+    }
+    expect(&t, "read 8; done 0 L0 OK; read 8; done 0 L1 OK");
+    ready(&t, p, .name = more, .req = {R("x", 0, 0, 4)}, .done = "x");
+    expect(&t, "report id OK; done 0 L0 OK");
+    t_stop(&t);
+  }
 }
 
 /* ---- answers ---- */
@@ -378,6 +400,7 @@ int main(void) {
     cmocka_unit_test(test_engine_refuses),
     cmocka_unit_test(test_ready_before_meta),
     cmocka_unit_test(test_unknown_layer),
+    cmocka_unit_test(test_y05_layer_more_than_decode_has),
     cmocka_unit_test(test_order),
     cmocka_unit_test(test_malformed),
     cmocka_unit_test(test_outcome_of_each),

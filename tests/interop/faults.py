@@ -591,6 +591,7 @@ def nonsense_beside(x: Stage) -> str:
 HALVES = {"layers": (LIC8,) * 2, "pp": 2}
 OUR_DECODE: list[tuple[str, Callable, dict]] = [  # name, scenario, memory
     ("Y05 Decode has a layer more", fewer_layers, {}),
+    ("Y05 Prefill has a layer more", more_layers, {}),
     ("reads fail", reads_fail, {}),
     ("S08 reads after the request was given up", late_reads, {}),
     ("ready before its destinations", not_installed_yet, {}),
