@@ -185,6 +185,49 @@ static void shares_are_disjoint_and_complete(void **state) {
   }
 }
 
+/* One engine of p ranks to one of d: what all of its ranks send, planned by the Decode ranks that they send it to. */
+static void plan_pair(uint32_t p_size, uint32_t d_size, const struct rd2h_link *link, const struct made *m,
+                      uint32_t times[RD2H_MAX_TENSORS][IDS]) {
+  uint32_t first, count;
+  for (uint32_t q = 0; q < p_size; q++) {
+    assert_int_equal(rd2h_plan_targets(q, p_size, d_size, &first, &count, NULL), RD2H_OK);
+    for (uint32_t rank = first; rank < first + count; rank++) {
+      struct rd2h_share s = {.main_rank = rank, .main_ranks = d_size};
+      struct guarded g;
+      guarded_init(&g, 4 * BLOCKS, true);
+      assert_int_equal(rd2h_plan_member(q, p_size, rank, d_size, &s.member, &s.ratio, NULL), RD2H_OK);
+      assert_int_equal(rd2h_plan_build(link, &s, &m->r, &g.d, NULL), RD2H_OK);
+      for (uint32_t i = 0; i < link->n_parts; i++)
+        count_blocks(link, i, &g.d, times[i]);
+      guarded_free(&g);
+    }
+  }
+}
+
+/* Every pair of sizes, with and without an indexer, with fewer blocks than ranks and more, from any start. */
+static void y03_main_moves_once_the_indexer_once_a_rank(void **state) {
+  (void)state;
+  static const uint32_t sizes[] = {1, 2, 3, 4, 8};
+  static const struct rd2h_link both = {.n_parts = 2, .part = {{0x1000, 0x100000, 16, UINT32_MAX, IDS, RD2H_NONE, RD2H_MAIN},
+                                                               {0x9000, 0x900000, 4, UINT32_MAX, IDS, RD2H_NONE, RD2H_INDEXER}}};
+  static struct made m;
+  static uint32_t times[RD2H_MAX_TENSORS][IDS];
+  for (uint32_t i = 0; i < BLOCKS; i++)
+    m.src_main[i] = m.src_indexer[i] = m.dst_main[i] = m.dst_indexer[i] = (i * 7) % IDS;
+  for (uint32_t c = 0; c < RD2H_COUNT(sizes) * RD2H_COUNT(sizes) * 2 * 18; c++) {
+    uint32_t n = c / 2 % 18, p = sizes[c / 36 % RD2H_COUNT(sizes)], d = sizes[c / 36 / RD2H_COUNT(sizes)], start = c % 5;
+    struct rd2h_link link = both;
+    link.n_parts = 1 + c % 2;
+    m.r = (struct rd2h_plan_request){.src_main = m.src_main, .src_indexer = m.src_indexer, .dst_main = m.dst_main,
+                                     .dst_indexer = m.dst_indexer, .n_src_main = n, .n_src_indexer = c % 2 ? n : 0,
+                                     .main_start = start, .indexer_start = start, .n_dst_main = BLOCKS, .n_dst_indexer = BLOCKS};
+    memset(times, 0, sizeof times);
+    plan_pair(p, d, &link, &m, times);
+    check_times(times[0], m.dst_main, start, n, 1);
+    check_times(times[1], m.dst_indexer, start, c % 2 ? n : 0, d);
+  }
+}
+
 /* ---- single rules, on a link of K and indexer ---- */
 static struct rd2h_link simple(void) {
   return (struct rd2h_link){.n_parts = 2, .part = {{0x1000, 0x100000, 16, UINT32_MAX, 64, 3, RD2H_MAIN},
@@ -309,6 +352,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(equal_to_the_oracle),
     cmocka_unit_test(shares_are_disjoint_and_complete),
+    cmocka_unit_test(y03_main_moves_once_the_indexer_once_a_rank),
     cmocka_unit_test(refusals_name_values),
     cmocka_unit_test(row14_members_and_ranks_outside_are_refused),
     cmocka_unit_test(ids_at_the_protocol_limit),

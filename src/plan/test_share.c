@@ -39,6 +39,23 @@ static void ranges_cover_every_block_once(void **state) {
       }
 }
 
+/* Chunks of one block take turns over the ranks, wherever the first one begins. */
+static void s11_chunks_of_one_block_rotate(void **state) {
+  (void)state;
+  enum { RANKS = 8, CHUNKS = 64 };
+  for (uint32_t first = 0; first < RANKS; first++) {
+    uint32_t blocks[RANKS] = {0}, begin, end;
+    for (uint32_t c = first; c < first + CHUNKS; c++)
+      for (uint32_t rank = 0; rank < RANKS; rank++) {
+        rd2h_plan_range(1, rank, RANKS, c, &begin, &end);
+        assert_int_equal(end - begin, rank == c % RANKS);
+        blocks[rank] += end - begin;
+      }
+    for (uint32_t rank = 0; rank < RANKS; rank++)
+      assert_int_equal(blocks[rank], CHUNKS / RANKS);
+  }
+}
+
 /* Sizes that the reference refuses are served here; a rank outside and a size of 0 are refused by both. */
 static void members_of_the_reference_and_beyond(void **state) {
   (void)state;
@@ -150,6 +167,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(ranges_of_the_reference),
     cmocka_unit_test(ranges_cover_every_block_once),
+    cmocka_unit_test(s11_chunks_of_one_block_rotate),
     cmocka_unit_test(members_of_the_reference_and_beyond),
     cmocka_unit_test(any_two_sizes_fit),
     cmocka_unit_test(huge_sizes_do_not_overflow),

@@ -300,6 +300,35 @@ static void test_hold_of_what_was_not_sent(void **state) {
   p_stop(&t);
 }
 
+/* The answer of a batch that was given up, or an answer twice: the next step's batch of the same layer waits for its own. */
+static void test_s07_late_and_repeated_answers(void **state) {
+  (void)state;
+  for (uint32_t ours = 0; ours < 2; ours++) {
+    struct t_pm t = p_start(&p_cfg);
+    uint32_t e = endpoint(&t, "d:1"), x = bind(&t, "x", e), y = bind(&t, "y", e), z = bind(&t, "z", e);
+    dispatch(&t, e, 5, 0, x);
+    open_epoch(&t, e, ours);
+    pass(&t, 20 * SEC);
+    dispatch(&t, e, 5, 1, y);
+    t.log[0] = 0;
+    pass(&t, 10 * SEC);
+    expect(&t, ours ? "cancel x TIMEOUT to 0; settled 0 TIMEOUT" : "poison x to 0; settled 0 TIMEOUT");
+    all_good(&t, e, 5, ours * 1);
+    expect(&t, ""); /* the late one */
+    assert_int_equal(rd2h_pm_outstanding(t.pm, STR("y-")), 1);
+    all_good(&t, e, 5, ours * 2);
+    expect(&t, "settled 1 OK");
+    dispatch(&t, e, 5, 2, z);
+    t.log[0] = 0;
+    if (ours) {
+      all_good(&t, e, 5, 2);
+      assert_null(strstr(t.log, "settled 2 OK"));
+      assert_non_null(strstr(t.log, "close 0")); /* a peer that miscounts is not trusted any further */
+    }
+    p_stop(&t);
+  }
+}
+
 /* A reader that has answered nothing for its time gets nothing new; its first answer makes it a reader again. */
 static void test_silent_reader(void **state) {
   (void)state;
@@ -675,6 +704,7 @@ int main(void) {
     cmocka_unit_test(test_kth_answer),
     cmocka_unit_test(test_numbered_answers),
     cmocka_unit_test(test_unread_message),
+    cmocka_unit_test(test_s07_late_and_repeated_answers),
     cmocka_unit_test(test_silent_reader),
     cmocka_unit_test(test_abort_without_an_epoch),
     cmocka_unit_test(test_answer_before_sending),

@@ -178,7 +178,7 @@ static void test_pulled_once(void **state) {
   half_close(&h);
 }
 
-static void test_failed_load_is_computed_here(void **state) {
+static void test_s08_failed_load_is_computed_here(void **state) {
   struct half h;
   (void)state;
   half_open(&h);
@@ -441,7 +441,7 @@ static void test_failing_memory(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_what_an_install_carries), cmocka_unit_test(test_attempts_differ_incarnation_stays),
-    cmocka_unit_test(test_matched), cmocka_unit_test(test_pulled_once), cmocka_unit_test(test_failed_load_is_computed_here),
+    cmocka_unit_test(test_matched), cmocka_unit_test(test_pulled_once), cmocka_unit_test(test_s08_failed_load_is_computed_here),
     cmocka_unit_test(test_success_does_not_hang_up), cmocka_unit_test(test_rendezvous_failed),
     cmocka_unit_test(test_rendezvous_failed_before_the_step), cmocka_unit_test(test_abort_while_waiting),
     cmocka_unit_test(test_finish_crosses_the_report), cmocka_unit_test(test_external_id_in_use),

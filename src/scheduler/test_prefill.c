@@ -88,6 +88,28 @@ static void test_what_a_send_carries(void **state) {
   half_close(&h);
 }
 
+/* Drafts that were scheduled with the last prompt tokens are no computed tokens: neither do they complete a prompt, nor a block. */
+static void test_s05_drafts_are_not_computed(void **state) {
+  struct half h;
+  (void)state;
+  half_open(&h);
+  alloc(&h, ID, 64, TABLE(IDS(1, 2, 3, 4), IDS(7, 8)));
+  step(&h, ID, 0, 46, NULL);
+  assert_int_equal(h.v.send[0].n_main, 2);
+  rd2h_prefill_scheduler_step_begin(h.s);
+  assert_int_equal(rd2h_prefill_scheduler_step_add(h.s, ID, 46, 16, 3, NULL, false, NULL), RD2H_OK); /* 59 of 64 */
+  end(&h);
+  assert_int_equal(h.v.n_send, 1);
+  assert_int_equal(h.v.send[0].n_main, 1);
+  assert_false(h.v.send[0].last);
+  rd2h_prefill_scheduler_step_begin(h.s);
+  assert_int_equal(rd2h_prefill_scheduler_step_add(h.s, ID, 59, 8, 3, NULL, false, NULL), RD2H_OK); /* 64 of 64 */
+  end(&h);
+  assert_int_equal(h.v.send[0].n_main, 1);
+  assert_true(h.v.send[0].last);
+  half_close(&h);
+}
+
 /* One child of a list that comes alone has an id of its own here; Decode hears of it under the id that it posted. */
 static void test_id_on_decode(void **state) {
   struct half h;
@@ -465,7 +487,8 @@ static void test_failing_memory(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_what_a_send_carries), cmocka_unit_test(test_id_on_decode), cmocka_unit_test(test_plain_rendezvous),
+    cmocka_unit_test(test_what_a_send_carries), cmocka_unit_test(test_s05_drafts_are_not_computed),
+    cmocka_unit_test(test_id_on_decode), cmocka_unit_test(test_plain_rendezvous),
     cmocka_unit_test(test_preempted_prefill_goes_on), cmocka_unit_test(test_resumed_by_the_step),
     cmocka_unit_test(test_complete_and_rerun), cmocka_unit_test(test_preempted_before_anything_was_published),
     cmocka_unit_test(test_finish_holds_what_was_published), cmocka_unit_test(test_all_cached_on_decode),
