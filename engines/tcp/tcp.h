@@ -16,7 +16,7 @@
 #define TCP_REPLY 16u             /* of a head, a tail, a refusal */
 #define TCP_DESC_MAX 1000u        /* descriptors of a request; with head and tail below the kernel's limit of iovecs a call */
 #define TCP_PIECE_MAX (1u << 20)  /* bytes that one request asks for */
-#define TCP_WINDOW (1u << 18)     /* bytes of one system call: between two looks at what others want */
+#define TCP_WINDOW (1u << 20)     /* bytes of one system call: between two looks at what others want */
 #define TCP_IOVECS (TCP_DESC_MAX + 4u)
 #define TCP_STREAMS_MAX 16u
 #define TCP_REGIONS_MAX 4096u
