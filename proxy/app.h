@@ -3,6 +3,7 @@
 #ifndef RD2H_PROXY_APP_H
 #define RD2H_PROXY_APP_H
 #include "proxy/client.h"
+#include "proxy/clock.h"
 #include "proxy/flow.h"
 #include "proxy/log.h"
 #include "proxy/metrics.h"
@@ -34,8 +35,6 @@ struct px_ctx {
   struct px_buf *body;
   struct px_span path, query;
 };
-
-int64_t rd2h_px_now(void); /* ms, monotonic, never 0 */
 
 /* ---- answers of our own ---- */
 void rd2h_px_answer(struct px_conn *c, int status, struct px_span json);

@@ -17,8 +17,7 @@ struct exchange {
   char peer[64];
   const char *path;
   size_t bytes_in, held;
-  struct px_buf headers; /* "Name: value\0", one behind the other */
-  size_t n_headers;
+  struct px_buf headers; /* those for engines: lines with CR LF */
 };
 
 /* ---- headers ---- */
@@ -42,11 +41,9 @@ static void take_headers(struct exchange *e, const struct px_head *h) {
     if (is_ours(h, name))
       continue;
     rd2h_px_put(&e->headers, name);
-    /* libcurl takes "Name:" for one to leave out, "Name;" for one without a value. */
-    rd2h_px_puts(&e->headers, value.n ? ": " : ";");
+    rd2h_px_puts(&e->headers, ": ");
     rd2h_px_put(&e->headers, value);
-    rd2h_px_put(&e->headers, (struct px_span){"", 1});
-    e->n_headers++;
+    rd2h_px_puts(&e->headers, "\r\n");
   }
   struct px_span id = rd2h_px_head_get(h, "x-request-id");
   snprintf(e->client_id, sizeof e->client_id, "%.*s", (int)(id.n < MAX_CLIENT_ID ? id.n : MAX_CLIENT_ID), id.n ? id.p : "");
@@ -124,7 +121,7 @@ static void io_note(void *io, const struct px_parent *p, const char *text) {
 
 static void io_wake(void *io, int64_t at) {
   struct px_app *app = io;
-  int64_t ms = at - rd2h_px_now();
+  int64_t ms = at - px_now();
   if (app->wake_at && app->wake_at <= at)
     return;
   app->wake_at = at;
@@ -153,7 +150,7 @@ static bool leg_data(void *user, struct px_span s) {
     e->paused = leg;
     return false;
   }
-  rd2h_px_flow_leg_data(leg->parent->flow, leg, s, rd2h_px_now());
+  rd2h_px_flow_leg_data(leg->parent->flow, leg, s, px_now());
   return true;
 }
 
@@ -163,7 +160,7 @@ static void leg_done(void *user, const char *error) {
   leg->wire = NULL;
   if (e && e->paused == leg)
     e->paused = NULL;
-  rd2h_px_flow_leg_done(leg->parent->flow, leg, error, rd2h_px_now());
+  rd2h_px_flow_leg_done(leg->parent->flow, leg, error, px_now());
 }
 
 static const struct px_call_events LEG_EVENTS = {leg_head, leg_data, leg_done};
@@ -171,20 +168,15 @@ static const struct px_call_events LEG_EVENTS = {leg_head, leg_data, leg_done};
 static bool io_send(void *io, struct px_leg *leg) {
   struct px_app *app = io;
   struct exchange *e = leg->parent->client;
-  char url[512], id[96];
-  const char *header[PX_MAX_HEADERS + 2];
-  size_t n = 0;
-  const char *at = e->headers.p;
-  for (size_t i = 0; i < e->n_headers; i++, at += strlen(at) + 1)
-    header[n++] = at;
-  snprintf(id, sizeof id, "X-Request-Id: %s", leg->id);
-  header[n++] = id;
-  header[n++] = "Content-Type: application/json";
-  if ((size_t)snprintf(url, sizeof url, "%s%s", leg->engine->url, leg->path) >= sizeof url)
-    return false;
-  const struct px_request r = {.url = url, .post = true, .body = px_of(&leg->body), .header = header, .n_header = n,
-                               .limit_ms = leg->limit_ms};
-  leg->wire = rd2h_px_call(app->client, &r, &LEG_EVENTS, leg);
+  size_t n = e->headers.n; /* what is added here is another for each leg */
+  rd2h_px_puts(&e->headers, "Content-Type: application/json\r\nX-Request-Id: ");
+  rd2h_px_puts(&e->headers, leg->id);
+  rd2h_px_puts(&e->headers, "\r\n");
+  const struct px_request r = {.origin = leg->engine->url, .path = px_str(leg->path), .post = true, .headers = px_of(&e->headers),
+                               .body = px_of(&leg->body), .limit_ms = leg->limit_ms};
+  leg->wire = e->headers.failed ? NULL : rd2h_px_call(app->client, &r, &LEG_EVENTS, leg);
+  rd2h_px_clear(&e->headers);
+  e->headers.n = n;
   return leg->wire != NULL;
 }
 
@@ -207,7 +199,7 @@ static void on_gone(void *user) {
   struct exchange *e = user;
   struct px_app *app = e->app;
   e->conn = NULL;
-  rd2h_px_flow_client_gone(&app->flow, e->parent, rd2h_px_now());
+  rd2h_px_flow_client_gone(&app->flow, e->parent, px_now());
 }
 
 static void on_drained(void *user) {
@@ -247,7 +239,7 @@ static void post(const struct px_ctx *x, enum px_api api, const char *path) {
   rd2h_px_server_account(app->server, (int64_t)e->held);
   snprintf(e->peer, sizeof e->peer, "%s", rd2h_px_conn_peer(x->conn));
   rd2h_px_conn_watch(x->conn, &WATCH, e);
-  struct px_parent *p = rd2h_px_flow_request(&app->flow, e, api, x->body, rd2h_px_now());
+  struct px_parent *p = rd2h_px_flow_request(&app->flow, e, api, x->body, px_now());
   if (p)
     e->parent = p; /* otherwise it has been answered, and e is gone */
 }

@@ -72,23 +72,6 @@ bool rd2h_px_parent_renew(struct px_parent *p) {
 }
 
 /* ---- errors ---- */
-static const char *type_of(int status) {
-  static const struct {
-    int status;
-    const char *type;
-  } TYPE[] = {{401, "authentication_error"}, {403, "permission_error"}, {404, "not_found_error"}, {429, "rate_limit_error"}};
-  for (size_t i = 0; i < sizeof TYPE / sizeof *TYPE; i++)
-    if (TYPE[i].status == status)
-      return TYPE[i].type;
-  return status >= 500 ? "server_error" : "invalid_request_error";
-}
-
-void rd2h_px_error_body(struct px_buf *out, int status, struct px_span message) {
-  rd2h_px_puts(out, "{\"error\":{\"message\":");
-  rd2h_px_put_json(out, message);
-  rd2h_px_printf(out, ",\"type\":\"%s\",\"param\":null,\"code\":%d}}", type_of(status), status);
-}
-
 static void send_error(struct px_parent *p, int status, struct px_span message) {
   struct px_flow *f = p->flow;
   struct px_buf body = {0};

@@ -165,7 +165,4 @@ void rd2h_px_flow_leg_done(struct px_flow *f, struct px_leg *leg, const char *er
 void rd2h_px_flow_tick(struct px_flow *f, int64_t now);
 /* Ends all; clients get 503. */
 void rd2h_px_flow_stop(struct px_flow *f, int64_t now);
-
-/* {"error":{...}} in OpenAI's form. */
-void rd2h_px_error_body(struct px_buf *out, int status, struct px_span message);
 #endif

@@ -215,9 +215,10 @@ static void whole_answer(struct px_parent *p) {
 static void stream_end(struct px_parent *p) {
   struct px_flow *f = p->flow;
   begin(p);
-  if (p->sse.part.n) {
-    p->bytes_out += p->sse.part.n;
-    f->io->data(f->ctx, p->client, px_of(&p->sse.part));
+  struct px_span rest = rd2h_px_sse_rest(&p->sse);
+  if (rest.n) {
+    p->bytes_out += rest.n;
+    f->io->data(f->ctx, p->client, rest);
   }
   f->io->end(f->ctx, p->client);
   rd2h_px_parent_end(p);

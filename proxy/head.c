@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "proxy/head.h"
 
-enum { MAX_METHOD = 16, MAX_SIZE_DIGITS = 8, MAX_EXTENSION = 256 };
+enum { MAX_METHOD = 16, MAX_SIZE_DIGITS = 8, MAX_EXTENSION = 256, MAX_TRAILERS = 8 << 10 };
 
 static bool token_char(char c) {
   return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c && strchr("!#$%&'*+-.^_`|~", c));
@@ -193,8 +193,80 @@ struct px_span rd2h_px_head_get(const struct px_head *h, const char *name) {
   return (struct px_span){NULL, 0};
 }
 
+/* ---- answers ---- */
+static bool read_status_line(struct px_span line, struct px_head *h, int *status) {
+  uint64_t n;
+  if (line.n < 12 || memcmp(line.p, "HTTP/1.", 7) != 0 || (line.p[7] != '0' && line.p[7] != '1') || line.p[8] != ' ' ||
+      (line.n > 12 && line.p[12] != ' ') || !rd2h_px_uint((struct px_span){line.p + 9, 3}, 599, &n) || n < 100)
+    return false;
+  h->http10 = line.p[7] == '0';
+  *status = (int)n;
+  return true;
+}
+
+static const struct {
+  const char *name;
+  int (*take)(struct px_span v, struct px_head *h, struct seen *s, const char **why);
+} ANSWER_FRAMING[] = {{"content-length", on_length}, {"transfer-encoding", on_coding}, {"connection", on_connection}};
+
+static bool answer_framing(struct px_head *h, struct px_answer *out, const char **why) {
+  struct seen s = {0};
+  h->keep_alive = !h->http10;
+  for (size_t i = 0; i < h->n; i++)
+    for (size_t k = 0; k < sizeof ANSWER_FRAMING / sizeof *ANSWER_FRAMING; k++)
+      if (rd2h_px_equal_nocase(h->header[i].name, px_str(ANSWER_FRAMING[k].name)) &&
+          ANSWER_FRAMING[k].take(h->header[i].value, h, &s, why))
+        return false;
+  *why = "Content-Length beside Transfer-Encoding";
+  if (s.length && s.coding)
+    return false;
+  bool bare = out->status < 200 || out->status == 204 || out->status == 304;
+  out->chunked = h->chunked && !bare;
+  out->length = bare ? 0 : h->length;
+  out->until_close = !bare && !s.length && !s.coding;
+  out->keep_alive = h->keep_alive && !out->until_close;
+  return true;
+}
+
+bool rd2h_px_answer_read(struct px_span text, struct px_answer *out, const char **why) {
+  struct px_head h = {.n = 0};
+  struct px_span line;
+  *why = "no HTTP/1.1 or 1.0 status line";
+  if (!next_line(&text, &line) || !read_status_line(line, &h, &out->status))
+    return false;
+  for (;;) {
+    *why = "lines must end with CR LF";
+    if (!next_line(&text, &line))
+      return false;
+    if (line.n == 0)
+      break;
+    if (read_header(line, &h, why))
+      return false;
+  }
+  out->type = rd2h_px_head_get(&h, "content-type");
+  out->retry_after = rd2h_px_head_get(&h, "retry-after");
+  return answer_framing(&h, out, why);
+}
+
+size_t rd2h_px_head_length(struct px_span text, size_t *scanned) {
+  const char *p = text.p + *scanned, *end = text.p + text.n;
+  while (p < end && (p = memchr(p, '\n', (size_t)(end - p))) != NULL) {
+    if (end - p >= 2 && p[1] == '\n')
+      return (size_t)(p + 2 - text.p);
+    if (end - p >= 3 && p[1] == '\r' && p[2] == '\n')
+      return (size_t)(p + 3 - text.p);
+    if (end - p < 3) {
+      *scanned = (size_t)(p - text.p);
+      return 0;
+    }
+    p++;
+  }
+  *scanned = text.n;
+  return 0;
+}
+
 /* ---- chunked bodies ---- */
-enum state { SIZE, EXTENSION, SIZE_LF, DATA, DATA_CR, DATA_LF, LAST_CR, LAST_LF, DONE, BROKEN };
+enum state { SIZE, EXTENSION, SIZE_LF, DATA, DATA_CR, DATA_LF, LAST_CR, LAST_LF, TRAILER, TRAILER_LF, DONE, BROKEN };
 
 static int hex(char c) {
   if (c >= '0' && c <= '9')
@@ -236,10 +308,22 @@ static enum state on_data_lf(struct px_chunks *c, char ch) {
   return ch == '\n' ? SIZE : BROKEN;
 }
 
-/* Trailers are refused: nobody here could use them. */
+/* Nobody here could use trailers: a client's are refused, an engine's are dropped. */
 static enum state on_last_cr(struct px_chunks *c, char ch) {
+  if (ch == '\r')
+    return LAST_LF;
+  return c->trailers && token_char(ch) && ++c->digits <= MAX_TRAILERS ? TRAILER : BROKEN;
+}
+
+static enum state on_trailer(struct px_chunks *c, char ch) {
+  if (ch == '\r')
+    return TRAILER_LF;
+  return value_char(ch) && ++c->digits <= MAX_TRAILERS ? TRAILER : BROKEN;
+}
+
+static enum state on_trailer_lf(struct px_chunks *c, char ch) {
   (void)c;
-  return ch == '\r' ? LAST_LF : BROKEN;
+  return ch == '\n' ? LAST_CR : BROKEN;
 }
 
 static enum state on_last_lf(struct px_chunks *c, char ch) {
@@ -249,7 +333,8 @@ static enum state on_last_lf(struct px_chunks *c, char ch) {
 
 static enum state (*const STEP[])(struct px_chunks *, char) = {
   [SIZE] = on_size,       [EXTENSION] = on_extension, [SIZE_LF] = on_size_lf, [DATA_CR] = on_data_cr,
-  [DATA_LF] = on_data_lf, [LAST_CR] = on_last_cr,     [LAST_LF] = on_last_lf,
+  [DATA_LF] = on_data_lf, [LAST_CR] = on_last_cr,     [LAST_LF] = on_last_lf, [TRAILER] = on_trailer,
+  [TRAILER_LF] = on_trailer_lf,
 };
 
 enum px_chunk_result rd2h_px_chunks_read(struct px_chunks *c, struct px_span *in, struct px_span *data) {

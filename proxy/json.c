@@ -384,3 +384,21 @@ void rd2h_px_json_edit(struct px_span object, const struct px_rule *rule, size_t
     }
   rd2h_px_put(out, (struct px_span){from, (size_t)(object.p + object.n - from)});
 }
+
+/* ---- errors ---- */
+static const char *type_of(int status) {
+  static const struct {
+    int status;
+    const char *type;
+  } TYPE[] = {{401, "authentication_error"}, {403, "permission_error"}, {404, "not_found_error"}, {429, "rate_limit_error"}};
+  for (size_t i = 0; i < sizeof TYPE / sizeof *TYPE; i++)
+    if (TYPE[i].status == status)
+      return TYPE[i].type;
+  return status >= 500 ? "server_error" : "invalid_request_error";
+}
+
+void rd2h_px_error_body(struct px_buf *out, int status, struct px_span message) {
+  rd2h_px_puts(out, "{\"error\":{\"message\":");
+  rd2h_px_put_json(out, message);
+  rd2h_px_printf(out, ",\"type\":\"%s\",\"param\":null,\"code\":%d}}", type_of(status), status);
+}

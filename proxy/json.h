@@ -40,4 +40,7 @@ struct px_rule {
 };
 /* Writes the object with the rules applied to every member of that name; all other bytes stay. At most 32 rules. */
 void rd2h_px_json_edit(struct px_span object, const struct px_rule *rule, size_t n, struct px_buf *out);
+
+/* {"error":{...}} in OpenAI's form. */
+void rd2h_px_error_body(struct px_buf *out, int status, struct px_span message);
 #endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "proxy/app.h"
 
-#include <curl/curl.h>
 #include <errno.h>
 #include <netdb.h>
 #include <openssl/err.h>
@@ -10,21 +9,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/resource.h>
-#include <time.h>
 
 extern char **environ;
-
-int64_t rd2h_px_now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000 + 1;
-}
 
 /* ---- timers ---- */
 static void on_tick(evutil_socket_t fd, short what, void *arg) {
   struct px_app *app = arg;
   (void)fd, (void)what;
-  rd2h_px_flow_tick(&app->flow, rd2h_px_now());
+  rd2h_px_flow_tick(&app->flow, px_now());
   if (app->stopping && app->flow.parents == 0)
     event_base_loopexit(app->base, &(struct timeval){0, 100000}); /* the last answers go out */
 }
@@ -33,7 +25,7 @@ static void on_wake(evutil_socket_t fd, short what, void *arg) {
   struct px_app *app = arg;
   (void)fd, (void)what;
   app->wake_at = 0;
-  rd2h_px_flow_tick(&app->flow, rd2h_px_now());
+  rd2h_px_flow_tick(&app->flow, px_now());
 }
 
 static void on_probe(evutil_socket_t fd, short what, void *arg) {
@@ -45,7 +37,7 @@ static void on_probe(evutil_socket_t fd, short what, void *arg) {
 static void on_stop_late(evutil_socket_t fd, short what, void *arg) {
   struct px_app *app = arg;
   (void)fd, (void)what;
-  rd2h_px_flow_stop(&app->flow, rd2h_px_now());
+  rd2h_px_flow_stop(&app->flow, px_now());
 }
 
 static void on_stop(evutil_socket_t fd, short what, void *arg) {
@@ -53,7 +45,7 @@ static void on_stop(evutil_socket_t fd, short what, void *arg) {
   int64_t ms = app->options.drain_timeout;
   (void)what;
   if (app->stopping) {
-    rd2h_px_flow_stop(&app->flow, rd2h_px_now());
+    rd2h_px_flow_stop(&app->flow, px_now());
     return;
   }
   app->stopping = true;
@@ -243,14 +235,18 @@ static bool make_parts(struct px_app *app) {
     .max_connections = (uint32_t)o->max_connections, .max_head = (size_t)o->max_header, .max_body = (size_t)o->max_body,
     .max_buffered = (uint64_t)o->max_buffered, .head_ms = o->header_timeout, .body_ms = o->body_timeout,
     .body_total_ms = o->body_total_timeout, .idle_ms = o->keepalive_timeout, .send_ms = o->send_timeout};
-  const struct px_client_limits cl = {.connect_ms = o->connect_timeout, .max_connections = (long)o->engine_connections, .max_idle = 1024,
+  const struct px_client_limits cl = {.connect_ms = o->connect_timeout, .max_connections = (uint32_t)o->engine_connections,
+                                      .max_idle = 1024, .idle_ms = o->engine_keepalive,
                                       .ca_file = *o->engine_ca ? o->engine_ca : NULL, .verify = !o->engine_insecure};
+  const char *why = NULL;
   struct px_handler handler = rd2h_px_routes;
   handler.ctx = app;
   set_limits(app);
   app->base = new_base();
   app->server = app->base ? rd2h_px_server_new(app->base, &sl, &handler) : NULL;
-  app->client = app->server ? rd2h_px_client_new(app->base, &cl) : NULL;
+  app->client = app->server ? rd2h_px_client_new(app->base, &cl, &why) : NULL;
+  if (why)
+    fprintf(stderr, "rd2h-proxy: --engine-ca \"%s\": %s\n", o->engine_ca, why);
   if (!app->client)
     return false;
   app->tick = event_new(app->base, -1, EV_PERSIST, on_tick, app);
@@ -324,13 +320,11 @@ int main(int argc, char **argv) {
     fprintf(stderr, "rd2h-proxy: %.*s\n", (int)why.n, why.p);
   rd2h_px_free(&why);
   if (r == PX_OPTIONS_RUN) {
-    curl_global_init(CURL_GLOBAL_DEFAULT);
     if (!rd2h_px_log_open(&app.log, app.options.log_level, app.options.access_log))
       fprintf(stderr, "rd2h-proxy: --access-log \"%s\": %s\n", app.options.access_log, strerror(errno));
     else
       rc = serve(&app);
     app_free(&app);
-    curl_global_cleanup();
     return rc;
   }
   rd2h_px_options_free(&app.options);

@@ -77,7 +77,7 @@ void rd2h_px_post_metaserver(const struct px_ctx *x) {
   r->conn = x->conn;
   rd2h_px_conn_watch(x->conn, &WATCH, r);
   bool known = known_sender(app, rd2h_px_conn_peer(x->conn));
-  int status = rd2h_px_flow_rendezvous(&app->flow, body, token_of(x->query), known, r, rd2h_px_now(), &r->waiter, &why);
+  int status = rd2h_px_flow_rendezvous(&app->flow, body, token_of(x->query), known, r, px_now(), &r->waiter, &why);
   if (status == 0)
     return; /* r waits, or has been answered and is gone */
   rd2h_px_conn_watch(x->conn, NULL, NULL);

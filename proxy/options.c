@@ -39,6 +39,7 @@ static const struct option {
   {"engine-ca", TEXT, AT(engine_ca), "", 0, 0, "certificates (PEM) that engines' certificates are checked against"},
   {"engine-insecure", SWITCH, AT(engine_insecure), "false", 0, 0, "engines' certificates are not checked"},
   {"engine-connections", NUMBER, AT(engine_connections), "0", 0, 1e6, "connections to one engine; 0: no limit"},
+  {"engine-keepalive", SECONDS, AT(engine_keepalive), "4", 0, 3600, "age up to which a kept connection to an engine is used again"},
   {"connect-timeout", SECONDS, AT(connect_timeout), "5", 0.01, 3600, "to connect to an engine"},
   {"rendezvous-timeout", SECONDS, AT(rendezvous_timeout), "120", 0.01, 1e6, "without news while a child has not posted its rendezvous"},
   {"prefill-timeout", SECONDS, AT(prefill_timeout), "600", 0.01, 1e6, "for one request to Prefill"},

@@ -15,8 +15,8 @@ struct px_options {
   int64_t port, max_retries, max_connections, max_requests, max_children, max_continuations, eject_after, engine_connections;
   int64_t max_header, max_body, max_buffered, max_answer;
   /* milliseconds */
-  int64_t retry_delay, connect_timeout, rendezvous_timeout, prefill_timeout, first_byte_timeout, idle_timeout, request_timeout;
-  int64_t prefill_grace, header_timeout, body_timeout, body_total_timeout, keepalive_timeout, send_timeout, drain_timeout;
+  int64_t retry_delay, connect_timeout, engine_keepalive, rendezvous_timeout, prefill_timeout, first_byte_timeout, idle_timeout;
+  int64_t request_timeout, prefill_grace, header_timeout, body_timeout, body_total_timeout, keepalive_timeout, send_timeout, drain_timeout;
   int64_t health_interval, health_interval_down;
   bool rendezvous_token, engine_tls, engine_insecure;
 };

@@ -2,7 +2,6 @@
 /* GET /health of every engine, once in a while: one that fails is left out, one that answers again comes back. */
 #include "proxy/app.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 
 enum { PROBE_MS = 5000 };
@@ -28,7 +27,7 @@ static void on_done(void *user, const char *error) {
   struct probe *p = user;
   struct px_app *app = p->app;
   struct px_engine *e = p->engine;
-  int64_t now = rd2h_px_now();
+  int64_t now = px_now();
   /* An engine without /health is one that answers. */
   bool good = !error && (p->status < 500 || p->status == 501);
   bool changed = good ? rd2h_px_engine_good(e) : rd2h_px_engine_bad(&app->pool, e, now);
@@ -45,13 +44,11 @@ static void on_done(void *user, const char *error) {
 static const struct px_call_events EVENTS = {on_head, on_data, on_done};
 
 static void start(struct px_app *app, struct px_engine *e) {
-  char url[400];
   struct probe *p = calloc(1, sizeof *p);
   if (!p)
     return;
   *p = (struct probe){.app = app, .engine = e};
-  snprintf(url, sizeof url, "%s/health", e->url);
-  const struct px_request q = {.url = url, .limit_ms = PROBE_MS};
+  const struct px_request q = {.origin = e->url, .path = PX_LIT("/health"), .limit_ms = PROBE_MS};
   if (rd2h_px_call(app->client, &q, &EVENTS, p))
     e->probing = true;
   else
@@ -59,7 +56,7 @@ static void start(struct px_app *app, struct px_engine *e) {
 }
 
 void rd2h_px_probe_all(struct px_app *app) {
-  int64_t now = rd2h_px_now();
+  int64_t now = px_now();
   for (struct px_engine *e = app->pool.first; e; e = e->next)
     if (!e->probing && !e->draining && now >= e->probe_at && (app->pool.probe_ms || e->ejected))
       start(app, e);

@@ -11,14 +11,14 @@ struct relay;
 struct relay_call {
   struct relay *relay;
   struct px_call *call;
-  char url[400];
+  char origin[300]; /* of the engine, which may be removed meanwhile */
   int status;
 };
 
 struct relay {
   struct px_app *app;
   struct px_conn *conn;
-  char *auth_line;
+  char *auth_line; /* with CR LF, or NULL */
   uint64_t tried; /* of the models' engines */
   struct px_buf answer, failed;
   size_t n, open;
@@ -44,7 +44,7 @@ static const struct px_watch WATCH = {on_gone, NULL};
 static struct relay *relay_new(const struct px_ctx *x, size_t room) {
   struct relay *r = calloc(1, sizeof *r + room * sizeof *r->one);
   struct px_span auth = rd2h_px_head_get(x->head, "authorization");
-  if (!r || (auth.n && asprintf(&r->auth_line, "Authorization: %.*s", (int)auth.n, auth.p) < 0)) {
+  if (!r || (auth.n && asprintf(&r->auth_line, "Authorization: %.*s\r\n", (int)auth.n, auth.p) < 0)) {
     free(r);
     rd2h_px_answer_error(x->conn, 503, "memory ran out");
     return NULL;
@@ -55,9 +55,10 @@ static struct relay *relay_new(const struct px_ctx *x, size_t room) {
   return r;
 }
 
-static bool start(struct relay *r, struct relay_call *one, bool is_post, const struct px_call_events *events) {
-  const char *header[1] = {r->auth_line};
-  const struct px_request q = {.url = one->url, .post = is_post, .header = header, .n_header = r->auth_line != NULL, .limit_ms = RELAY_MS};
+static bool start(struct relay *r, struct relay_call *one, const struct px_engine *e, bool post, struct px_span path,
+                  const struct px_call_events *events) {
+  snprintf(one->origin, sizeof one->origin, "%s", e->url);
+  const struct px_request q = {.origin = one->origin, .path = path, .post = post, .headers = px_str(r->auth_line), .limit_ms = RELAY_MS};
   one->relay = r;
   one->status = 0;
   one->call = rd2h_px_call(r->app->client, &q, events, one);
@@ -120,8 +121,7 @@ static void next_models(struct relay *r) {
   rd2h_px_clear(&r->answer);
   if (e) {
     r->tried |= px_engine_bit(e);
-    snprintf(r->one[0].url, sizeof r->one[0].url, "%s/v1/models", e->url);
-    if (start(r, r->one, false, &MODELS))
+    if (start(r, r->one, e, false, PX_LIT("/v1/models"), &MODELS))
       return;
   }
   rd2h_px_error_body(&body, 503, PX_LIT("no engine answers"));
@@ -151,11 +151,10 @@ static void reset_end(struct relay *r) {
   rd2h_px_free(&body);
 }
 
-static void reset_failed(struct relay *r, const char *url) {
-  const char *path = strstr(url, "/reset_prefix_cache");
+static void reset_failed(struct relay *r, const char *origin) {
   if (r->failed.n)
     rd2h_px_puts(&r->failed, ",");
-  rd2h_px_put_json(&r->failed, (struct px_span){url, (size_t)(path - url)});
+  rd2h_px_put_json(&r->failed, px_str(origin));
 }
 
 static void reset_done(void *user, const char *error) {
@@ -163,7 +162,7 @@ static void reset_done(void *user, const char *error) {
   struct relay *r = one->relay;
   one->call = NULL;
   if (error || one->status < 200 || one->status > 299)
-    reset_failed(r, one->url);
+    reset_failed(r, one->origin);
   if (--r->open == 0)
     reset_end(r);
 }
@@ -175,18 +174,20 @@ void rd2h_px_post_reset(const struct px_ctx *x) {
   struct relay *r = relay_new(x, rd2h_px_pool_count(pool, PX_PREFILL, false) + rd2h_px_pool_count(pool, PX_DECODE, false));
   if (!r)
     return;
+  struct px_buf path = {0};
+  rd2h_px_puts(&path, x->query.n ? "/reset_prefix_cache?" : "/reset_prefix_cache");
+  rd2h_px_put(&path, x->query);
   r->open = 1; /* until all are started */
   for (const struct px_engine *e = pool->first; e; e = e->next) {
     if (e->draining)
       continue;
     struct relay_call *one = r->one + r->n++;
-    int n = snprintf(one->url, sizeof one->url, "%s/reset_prefix_cache%s%.*s", e->url, x->query.n ? "?" : "",
-                     (int)(x->query.n < 200 ? x->query.n : 200), x->query.n ? x->query.p : "");
-    if (n < (int)sizeof one->url && start(r, one, true, &RESET))
+    if (!path.failed && start(r, one, e, true, px_of(&path), &RESET))
       r->open++;
     else
-      reset_failed(r, one->url);
+      reset_failed(r, e->url);
   }
+  rd2h_px_free(&path);
   if (--r->open == 0)
     reset_end(r);
 }

@@ -25,7 +25,7 @@ struct px_watch {
 };
 
 struct px_handler {
-  /* A whole request. The head and body belong to the connection; the body may be taken. */
+  /* A whole request. Head and body are gone after the call; the body may be taken. */
   void (*request)(void *ctx, struct px_conn *c, const struct px_head *head, struct px_buf *body);
   /* A request that never became whole, or no HTTP: already answered with that status. */
   void (*refused)(void *ctx, struct px_conn *c, int status, const char *why);

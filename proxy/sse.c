@@ -45,8 +45,17 @@ static bool drain(struct px_span in, size_t from, px_sse_fn *fn, void *ctx, stru
   return true;
 }
 
+/* Events that were handed on are dropped only now: who took them may have kept them until here. */
+static void drop_used(struct px_sse *s) {
+  rd2h_px_shift(&s->part, s->used);
+  s->used = 0;
+  if (s->part.n == 0 && s->part.room > 8192)
+    rd2h_px_free(&s->part);
+}
+
 bool rd2h_px_sse_feed(struct px_sse *s, struct px_span in, px_sse_fn *fn, void *ctx) {
   struct px_span rest = {NULL, 0};
+  drop_used(s);
   if (s->part.n == 0) {
     if (!drain(in, 0, fn, ctx, &rest) || rest.n > PX_SSE_MAX)
       return false;
@@ -59,14 +68,17 @@ bool rd2h_px_sse_feed(struct px_sse *s, struct px_span in, px_sse_fn *fn, void *
   rd2h_px_put(&s->part, in);
   if (s->part.failed || !drain(px_of(&s->part), seen, fn, ctx, &rest) || rest.n > PX_SSE_MAX)
     return false;
-  rd2h_px_shift(&s->part, s->part.n - rest.n);
-  if (s->part.n == 0 && s->part.room > 8192)
-    rd2h_px_free(&s->part);
+  s->used = s->part.n - rest.n;
   return true;
+}
+
+struct px_span rd2h_px_sse_rest(const struct px_sse *s) {
+  return (struct px_span){s->part.p + s->used, s->part.n - s->used};
 }
 
 void rd2h_px_sse_free(struct px_sse *s) {
   rd2h_px_free(&s->part);
+  s->used = 0;
 }
 
 bool rd2h_px_sse_data(struct px_span event, struct px_buf *scratch, struct px_span *data) {

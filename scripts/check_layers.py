@@ -34,14 +34,28 @@ PURE = {"wire", "layout", "plan", "scheduler", "protocol"}
 PURE_SYSTEM = "assert ctype errno inttypes limits stdarg stdbool stddef stdint stdio stdlib string"
 # Library header -> rooms (or top folders) that may use it.
 LIBRARIES = {
+    "openssl/evp.h": "cli",
     "zmq.h": "worker cli", # cli: the bare pair that bench pair measures beside
     "curl/curl.h": "rendezvous",
     "jansson.h": "scheduler rendezvous connector cli",
     "pthread.h": "base device engine rendezvous worker connector cli examples",
 }
+# Parts of the proxy: its files (without .c and .h) and the parts whose headers they may include, besides their own. What is in no
+# other part is the program, which may include all.
+PROXY = {
+    "base": ("text clock", ""),
+    "formats": ("json head sse", "base"),
+    "flow": ("engines body flow flow_inner leg flow_decode flow_prefill rendezvous continue", "base formats"),
+    "link": ("link resolve", "base"),
+    "client": ("client client_inner peer answer", "base formats link"),
+    "server": ("server server_inner conn respond", "base formats link"),
+    "options": ("options", "base flow"),
+}
+PROXY_PURE = {"formats", "flow"}  # no sockets, clocks or files; arpa/inet.h for the form of addresses
 # Tests beside the code may use these, too.
 TEST_LIBRARIES = "cmocka.h jansson.h pthread.h zmq.h msgpack.h curl/curl.h"
 SYSTEM = ("sys/", "linux/", "netinet/")
+CLI_ROOMS = "base/base.h engine/engine.h"  # pd-read and doctor look at engines by themselves
 ENGINE_PUBLIC = "rd2h/engine.h rd2h/status.h rd2h/log.h"
 INCLUDE = re.compile(r'^\s*#\s*include\s+(?:<([^>]+)>|"([^"]+)")')
 
@@ -52,7 +66,9 @@ def is_test(file: Path) -> bool:
 
 def check_public(where: str, name: str) -> str | None:
     """cli, examples, python and the public headers themselves stand on include/rd2h alone."""
-    if name.startswith("rd2h/") or "/" not in name or name.startswith(SYSTEM):
+    if name.startswith("rd2h/") or "/" not in name or name.startswith(SYSTEM) or name in LIBRARIES:
+        return None
+    if where == "cli" and name in CLI_ROOMS.split():
         return None
     if where == "cli" and name.startswith("cli/"):
         return None
@@ -97,6 +113,23 @@ def check_library(file: Path, where: str, name: str) -> str | None:
     return None
 
 
+def proxy_part(stem: str) -> str:
+    return next((part for part, (files, _) in PROXY.items() if stem in files.split()), "program")
+
+
+def check_proxy(file: Path, name: str, system: bool) -> str | None:
+    part = "program" if is_test(file) else proxy_part(file.stem)
+    if system:
+        pure = part in PROXY_PURE and name.removesuffix(".h") not in PURE_SYSTEM.split() + ["arpa/inet"]
+        return f"{part} of the proxy is pure: of the system only {PURE_SYSTEM}" if pure else None
+    if not name.startswith("proxy/"):
+        return "the proxy stands alone: proxy/... only"
+    target = proxy_part(Path(name).stem)
+    if part != "program" and target != part and target not in PROXY[part][1].split():
+        return f"{part} of the proxy may include {PROXY[part][1] or 'no other part'}, not {target}"
+    return None
+
+
 def check_line(file: Path, name: str, system: bool) -> str | None:
     top, *rest = file.relative_to(ROOT).parts
     if name.startswith(".."):
@@ -105,7 +138,7 @@ def check_line(file: Path, name: str, system: bool) -> str | None:
         rule = check_room(file, rest[0], name, system)
         return rule or check_library(file, rest[0], name)
     if top == "proxy":
-        return None if system and not name.startswith("rd2h/") or name.startswith("proxy/") else "the proxy stands alone: proxy/... only"
+        return check_proxy(file, name, system and not name.startswith("rd2h/"))
     if top == "engines":
         return check_engine(file, name) or check_library(file, "engine", name)
     return check_public(top, name) or check_library(file, top, name)

@@ -152,7 +152,7 @@ def prefill_fails() -> None:
             equal(len(b.p[0].seen + b.p[1].seen), 6, "attempts")
             for e in b.p:
                 e.clear()
-            time.sleep(1.2)  # an engine that was left out is probed and comes back
+            wait_for(lambda: {x["state"] for x in b.get("/instances").json["prefill"]} == {"up"}, 10, "the return of Prefill")
         for status in (400, 413, 422, 429):
             a = b.complete(f"p={status}")
             equal((a.status, a.json["error"]["message"], a.headers["retry-after"]), (status, f"P says {status}", "7"))
