@@ -26,7 +26,7 @@ def refuses(word, *args):
 
 def help_teaches():
     for args, word in (((), "bench"), (("bench",), "plan"), (("bench", "plan"), "--pattern"), (("bench", "decode"), "stat"),
-                       (("bench", "pair"), "ROUTER"), (("bench", "read"), "--engine")):
+                       (("bench", "pair"), "ROUTER"), (("bench", "read"), "--engine"), (("bench", "e2e"), "--compute")):
         done = run(*args, "--help")
         assert done.returncode == 0 and word in done.stdout and "usage:" in done.stdout, done
         assert done.stderr == "", done.stderr
@@ -141,9 +141,19 @@ def bench_read_by_every_way():
     refuses("255", "bench", "read", "--block", "255")
 
 
+def bench_e2e_hides_the_transfer():
+    args = ("bench", "e2e", "--layers", "24", "--blocks", "32", "--runs", "3")
+    found = json.loads(run(*args, "--json").stdout)
+    assert found["layer_us"] > 0 and found["layers"] == 24, found
+    assert 0 < found["visible_layers"] < 8, found  # near 1 on a quiet machine; 24 were nothing hidden
+    assert "Decode done" in run(*args[:-1], "1").stdout
+    refuses("carrier pigeon", "bench", "e2e", "--engine", "carrier pigeon")
+    refuses("4 GiB", "bench", "e2e", "--blocks", "65536")
+
+
 CASES = [help_teaches, version_is_that_of_the_header, unknown_words_are_refused, bad_numbers_are_refused, bench_plan_as_json,
          bench_plan_as_table, planning_is_linear_and_near_the_bare_loop, bench_decode_talks, demo_as_json_with_a_timeline, demo_refuses,
-         bench_decode_refuses, bench_pair_beside_bare_sockets, bench_read_by_every_way]
+         bench_decode_refuses, bench_pair_beside_bare_sockets, bench_read_by_every_way, bench_e2e_hides_the_transfer]
 print(f"1..{len(CASES)}")
 failed = 0
 for number, case in enumerate(CASES, 1):
