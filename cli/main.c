@@ -7,6 +7,7 @@
 static const struct command commands[] = {
   {"bench", cmd_bench, "measure parts of the library on this machine"},
   {"demo", cmd_demo, "move a prompt list from a Prefill to a Decode process and compare every byte"},
+  {"keys", cmd_keys, "make a pair of keys for the control channel"},
 };
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 

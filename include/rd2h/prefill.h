@@ -35,6 +35,9 @@ struct rd2h_prefill_opts {
   const char *device;    /* where the KV lies, a spec of rd2h/device.h; NULL: host */
   uint32_t event_ms;     /* longest wait for the device to have written a layer; 0: 60000 */
   uint32_t idle_ms;      /* a connection without work is closed after this; 0: 600000 */
+  /* Security of the control channel (rd2h/security.h). curve_secret NULL: plain. Else connections are made only to Decode ranks whose
+   * public key is in curve_servers: KEY for all, HOST=KEY or HOST:PORT=KEY for some, parted by blanks or commas. */
+  const char *curve_secret, *curve_servers;
 };
 RD2H_API int rd2h_prefill_create(const struct rd2h_prefill_opts *, rd2h_prefill **, struct rd2h_error *);
 /* Closes every epoch first, then unregisters; bounded by settle_ms. */

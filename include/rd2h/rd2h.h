@@ -13,6 +13,7 @@
 #include <rd2h/pool.h>
 #include <rd2h/prefill.h>
 #include <rd2h/scheduler.h>
+#include <rd2h/security.h>
 #include <rd2h/status.h>
 #include <rd2h/trace.h>
 #include <rd2h/version.h>

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "connector/options.h"
 #include "layout/layout.h"
+#include "worker/worker.h"
 
 #define HOST_MAX 255u
 #define RANKS_MAX 65535u
@@ -92,7 +93,8 @@ int rd2h_decode_options(const struct rd2h_decode_opts *in, struct rd2h_decode_op
   if (o->read_timeout_ms > HOUR_MS)
     return rd2h_fail(err, RD2H_INVALID, "Decode: read_timeout_ms is %llu, at most %u are possible",
                      (unsigned long long)o->read_timeout_ms, HOUR_MS);
-  return check_text(role, "bind_host", o->bind_host, err);
+  rc = check_text(role, "bind_host", o->bind_host, err);
+  return rc ? rc : rd2h_curve_check_server(o->curve_secret, o->curve_allow, err);
 }
 
 int rd2h_prefill_options(const struct rd2h_prefill_opts *in, struct rd2h_prefill_opts *o, struct rd2h_error *err) {
@@ -120,5 +122,6 @@ int rd2h_prefill_options(const struct rd2h_prefill_opts *in, struct rd2h_prefill
     return rd2h_fail(err, RD2H_INVALID, "Prefill: on_read_failure is %d, choose isolate (%d) or raise (%d)",
                      (int)o->on_read_failure, RD2H_ISOLATE, RD2H_RAISE);
   o->host = o->host ? o->host : "127.0.0.1";
-  return check_text(role, "host", o->host, err);
+  rc = check_text(role, "host", o->host, err);
+  return rc ? rc : rd2h_curve_check_client(o->curve_secret, o->curve_servers, err);
 }

@@ -15,7 +15,7 @@
 #define ANSWERS_MAX (1 << 18) /* waiting for one peer: as many as a Prefill has open batches; one that reads none is lost */
 #define HELD_TOTAL_BYTES ((size_t)1 << 30)
 #define HELD_PEER_BYTES ((size_t)256 << 20)
-enum { KEY_ROUTER, KEY_COMMAND, KEY_ENGINE };
+enum { KEY_ROUTER, KEY_COMMAND, KEY_DOORMAN, KEY_ENGINE };
 
 /* ---- the control thread ---- */
 static void turn_wait(rd2h_dw *w) {
@@ -25,6 +25,13 @@ static void turn_wait(rd2h_dw *w) {
   epoll_wait(w->epoll, ev, RD2H_COUNT(ev), timeout); /* every source is looked at each turn, whichever woke us */
 }
 
+static void turned_away(void *arg, const char *address, const char *key) {
+  rd2h_dw *w = arg;
+  w->refused_keys++;
+  if (dw_may_log(w))
+    RD2H_WARN("decode rank %u: a connection from %s is refused: its key %s is not in curve_allow", w->o.tp_rank, address, key);
+}
+
 static void *control_main(void *arg) {
   rd2h_dw *w = arg;
   rd2h_dev_bind_thread(w->dev); /* a failure is said in the log; what the thread then cannot do fails by itself */
@@ -32,6 +39,7 @@ static void *control_main(void *arg) {
     w->now = rd2h_now_ns();
     if (!dw_run_commands(w))
       return NULL;
+    rd2h_doorman_serve(&w->doorman, turned_away, w);
     dw_receive(w);
     dw_complete(w);
     if (rd2h_dm_next_deadline(w->dm) <= w->now)
@@ -57,6 +65,9 @@ static int bind_router(rd2h_dw *w, struct rd2h_error *err) {
     if (rd2h_zmq_set(w->router, options[i][0], options[i][1]))
       return rd2h_fail(err, RD2H_INTERNAL, "control socket, option %d: %s", options[i][0], zmq_strerror(errno));
   zmq_setsockopt(w->router, ZMQ_MAXMSGSIZE, &most, sizeof most);
+  int rc = w->o.curve_secret ? rd2h_doorman_open(&w->doorman, w->ctx, w->router, w->o.curve_secret, w->o.curve_allow, err) : RD2H_OK;
+  if (rc)
+    return rc;
   snprintf(address, sizeof address, w->o.port ? "tcp://%s%s%s:%u" : "tcp://%s%s%s:*", v6 ? "[" : "", w->o.bind_host,
            v6 ? "]" : "", w->o.port);
   if (zmq_bind(w->router, address))
@@ -98,6 +109,8 @@ static int open_loop(rd2h_dw *w, struct rd2h_error *err) {
   int engine_fd = rd2h_eng_fd(w->eng);
   int rc = rd2h_epoll_add(w->epoll, rd2h_zmq_fd(w->router), KEY_ROUTER, err);
   rc = rc ? rc : rd2h_epoll_add(w->epoll, w->command_fd, KEY_COMMAND, err);
+  if (!rc && w->doorman.socket)
+    rc = rd2h_epoll_add(w->epoll, rd2h_zmq_fd(w->doorman.socket), KEY_DOORMAN, err);
   return rc || engine_fd < 0 ? rc : rd2h_epoll_add(w->epoll, engine_fd, KEY_ENGINE, err);
 }
 
@@ -180,6 +193,7 @@ void rd2h_dw_destroy(rd2h_dw *w) {
   zmq_msg_close(&w->payload);
   if (w->router)
     zmq_close(w->router);
+  rd2h_doorman_close(&w->doorman);
   if (w->ctx)
     zmq_ctx_term(w->ctx);
   for (uint32_t i = 0; i < w->n_peers; i++)

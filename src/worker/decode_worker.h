@@ -5,6 +5,7 @@
 #include "device/device.h"
 #include "engine/engine.h"
 #include "protocol/decode_machine.h"
+#include "worker/curve.h"
 #include "worker/dump.h"
 #include "worker/msgpool.h"
 #include "worker/thread.h"
@@ -55,6 +56,8 @@ struct rd2h_dw {
   struct rd2h_decode_opts o;
   uint16_t port;
   void *ctx, *router;
+  struct rd2h_doorman doorman;
+  uint64_t refused_keys;
   int epoll, command_fd;
   rd2h_dev *dev;
   rd2h_eng *eng;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Epochs: one DEALER socket each, never reconnected, with a monitor that tells of its beginning and end. */
+#include "worker/curve.h"
 #include "worker/prefill_worker.h"
 #include <errno.h>
 #include <stdio.h>
@@ -50,7 +51,7 @@ static int set_options(const rd2h_pw *w, void *s, const char *address, struct rd
     if (rd2h_zmq_set(s, options[i][0], options[i][1]))
       return rd2h_fail(err, RD2H_INTERNAL, "control socket, option %d: %s", options[i][0], zmq_strerror(errno));
   zmq_setsockopt(s, ZMQ_MAXMSGSIZE, &most, sizeof most);
-  return RD2H_OK;
+  return w->curve_secret ? rd2h_curve_client(s, w->curve_secret, w->curve_servers, address, err) : RD2H_OK;
 }
 
 static int open_monitor(rd2h_pw *w, struct pw_endpoint *e, struct rd2h_error *err) {
@@ -160,7 +161,7 @@ static void take_replies(rd2h_pw *w, uint32_t endpoint) {
 
 static const char *why_down(uint32_t event) {
   if (event & HANDSHAKE_FAILED)
-    return "it does not speak the control protocol";
+    return "it does not speak the control protocol, refuses our key, or only one side has keys (curve_secret)";
   return event == ZMQ_EVENT_DISCONNECTED ? "its connection was closed" : "no connection: refused, unreachable or timed out";
 }
 

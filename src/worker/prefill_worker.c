@@ -75,6 +75,11 @@ static int start(rd2h_pw *w, struct rd2h_error *err) {
   if (w->o.on_read_failure == RD2H_RAISE)
     w->failure = rd2h_calloc(w->n_layers, sizeof *w->failure);
   bool have = w->ending && w->unsent && (w->o.on_read_failure != RD2H_RAISE || w->failure);
+  if (w->o.curve_secret) {
+    w->curve_secret = rd2h_strdup(w->o.curve_secret);
+    w->curve_servers = rd2h_strdup(w->o.curve_servers);
+    have &= w->curve_secret && w->curve_servers;
+  }
   if (!have || rd2h_gate_init(&w->gate, w->o.layout->n_slots))
     return rd2h_nomem(err, "Prefill worker");
   if (!(w->ctx = rd2h_zmq_context(MAX_ENDPOINTS * 3, err)))
@@ -141,6 +146,10 @@ static void free_buffers(rd2h_pw *w) {
   rd2h_free(w->idx);
   rd2h_free(w->wire);
   rd2h_free(w->failure);
+  if (w->curve_secret)
+    explicit_bzero(w->curve_secret, strlen(w->curve_secret));
+  rd2h_free(w->curve_secret);
+  rd2h_free(w->curve_servers);
 }
 
 void rd2h_pw_destroy(rd2h_pw *w) {

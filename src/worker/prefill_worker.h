@@ -6,8 +6,8 @@
 #include "device/device.h"
 #include "engine/engine.h"
 #include "protocol/prefill_machine.h"
-#include "worker/dump.h"
 #include "scheduler/step.h"
+#include "worker/dump.h"
 #include "worker/gate.h"
 #include "worker/thread.h"
 #include "worker/worker.h"
@@ -95,6 +95,7 @@ struct pw_failure {
 struct rd2h_pw {
   struct rd2h_prefill_opts o;
   char session[300];
+  char *curve_secret, *curve_servers; /* copies; NULL: plain */
   uint32_t n_layers;
   void *ctx;
   int epoll, item_fd, ended_fd; /* epoll: of the sockets */

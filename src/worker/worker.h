@@ -8,6 +8,11 @@
 #include <rd2h/decode.h>
 #include <rd2h/prefill.h>
 
+/* Keys of the control channel, as the options have them: lists are texts, their entries parted by blanks or commas. Both checks: OK, or
+ * INVALID that names the option. */
+int rd2h_curve_check_server(const char *secret, const char *allow, struct rd2h_error *);
+int rd2h_curve_check_client(const char *secret, const char *servers, struct rd2h_error *);
+
 typedef struct rd2h_dw rd2h_dw;
 int rd2h_dw_create(const struct rd2h_decode_opts *, rd2h_dw **, struct rd2h_error *);
 void rd2h_dw_destroy(rd2h_dw *);
