@@ -127,13 +127,14 @@ rd2h_decode *rig_decode(const struct rig_side *s, const struct rd2h_decode_opts 
   return d;
 }
 
-static uint16_t try_ranks(rd2h_decode **d, const struct rig_side *side, uint32_t n) {
+static uint16_t try_ranks(rd2h_decode **d, const struct rig_side *side, uint32_t n, bool share) {
   uint32_t made = 0;
   uint16_t base = 0;
   for (; made < n; made++) {
     struct rd2h_error err = {0};
     struct rd2h_decode_opts o = {.size = sizeof o, .layout = side[made].layout, .memory = &side[made].area, .n_memory = 1,
-                                 .tp_rank = made, .tp_size = n, .engine = "local", .port = (uint16_t)(made ? base + made : 0)};
+                                 .tp_rank = made, .tp_size = n, .main_rank = share ? made : 0, .main_ranks = share ? n : 1,
+                                 .engine = "local", .port = (uint16_t)(made ? base + made : 0)};
     if (rd2h_decode_create(&o, &d[made], &err))
       break;
     base = made ? base : rd2h_decode_port(d[0]);
@@ -143,10 +144,10 @@ static uint16_t try_ranks(rd2h_decode **d, const struct rig_side *side, uint32_t
   return made == n ? base : 0;
 }
 
-uint16_t rig_decode_ranks(rd2h_decode **d, const struct rig_side *side, uint32_t n) {
+uint16_t rig_decode_ranks(rd2h_decode **d, const struct rig_side *side, uint32_t n, bool share) {
   uint16_t base = 0;
   for (int tries = 0; tries < 50 && !base; tries++) /* a neighbour's port may be in use */
-    base = try_ranks(d, side, n);
+    base = try_ranks(d, side, n, share);
   RIG_CHECK(base);
   return base;
 }

@@ -66,8 +66,8 @@ void rig_install(rd2h_decode *, const struct rig_request *);
 void rig_send(struct rd2h_step_send *, const struct rig_request *, uint16_t port, uint32_t from, uint32_t to, bool last);
 void rig_step(rd2h_prefill *, struct rd2h_step_send *, uint32_t n, const char *finished_or_null);
 void rig_layers(rd2h_prefill *, uint32_t layers);
-/* d Decode ranks at neighbouring ports, the first of which is returned. */
-uint16_t rig_decode_ranks(rd2h_decode **, const struct rig_side *, uint32_t d);
+/* d Decode ranks at neighbouring ports, the first of which is returned. share: each pulls its part of main KV, else all of it. */
+uint16_t rig_decode_ranks(rd2h_decode **, const struct rig_side *, uint32_t d, bool share);
 
 /* The status that the id ends with; its text goes to `text` (RD2H_ERROR_TEXT bytes) unless NULL. */
 int rig_outcome(rd2h_decode *, const char *id, char *text);

@@ -4,7 +4,7 @@
 #include <setjmp.h>
 #include <cmocka.h>
 
-#define MAX_RANKS 4u
+#define MAX_RANKS 8u
 static const struct rig_shape shape = {.layers = 3, .blocks = 64, .indexer_mask = 5};
 
 /* Every Prefill rank holds the same KV (as with MLA) and sends all of it; every Decode rank must end up with all of it. */
@@ -16,7 +16,7 @@ static void tp_sizes(uint32_t p_size, uint32_t d_size) {
   struct rd2h_step_send send;
   for (uint32_t i = 0; i < d_size; i++)
     rig_side_open(&dst[i], &shape);
-  uint16_t base = rig_decode_ranks(d, dst, d_size);
+  uint16_t base = rig_decode_ranks(d, dst, d_size, false);
   rig_request(&r, "tp", 7, 3, 20);
   for (uint32_t i = 0; i < d_size; i++)
     rig_install(d[i], &r);
@@ -53,6 +53,52 @@ static void any_tp_sizes(void **state) {
   static const uint32_t sizes[][2] = {{1, 1}, {2, 1}, {3, 1}, {4, 2}, {2, 2}, {1, 2}, {3, 2}, {2, 3}};
   for (size_t i = 0; i < RD2H_COUNT(sizes); i++)
     tp_sizes(sizes[i][0], sizes[i][1]);
+}
+
+/* Every fourth layer has an indexer, the prompt is one block: seven of eight ranks own nothing of the other layers. They answer
+ * all the same, and read nothing. */
+static void y09_ranks_without_a_share_answer(void **state) {
+  (void)state;
+  enum { RANKS = 8, LAYERS = 32, INDEXERS = LAYERS / 4 };
+  static const struct rig_shape s = {.layers = LAYERS, .blocks = 4, .indexer_mask = 0x11111111};
+  struct rig_side src, dst[RANKS];
+  rd2h_decode *d[RANKS];
+  struct rig_request r;
+  struct rd2h_step_send send;
+  for (uint32_t i = 0; i < RANKS; i++)
+    rig_side_open(&dst[i], &s);
+  uint16_t base = rig_decode_ranks(d, dst, RANKS, true);
+  rig_request(&r, "one", 1, 2, 1);
+  for (uint32_t i = 0; i < RANKS; i++)
+    rig_install(d[i], &r);
+  rig_side_open(&src, &s);
+  rd2h_prefill *p = rig_prefill(&src, NULL);
+  for (uint32_t l = 0; l < LAYERS; l++)
+    rig_write(&src, l, 5);
+  rig_send(&send, &r, base, 0, 1, true);
+  send.d_tp = RANKS;
+  rig_step(p, &send, 1, NULL);
+  rig_layers(p, LAYERS);
+  for (uint32_t i = 0; i < RANKS; i++) {
+    struct rd2h_decode_stats st;
+    uint64_t indexer = INDEXERS * (rig_block_bytes(2) + rig_block_bytes(3));
+    uint64_t main = LAYERS * (rig_block_bytes(0) + rig_block_bytes(1));
+    assert_int_equal(rig_outcome(d[i], "one", NULL), RD2H_OK);
+    rig_decode_stats(d[i], &st);
+    assert_int_equal(st.replies, LAYERS + 1); /* and the done */
+    assert_int_equal(st.reads, i ? INDEXERS : LAYERS);
+    assert_int_equal(st.bytes, i ? indexer : indexer + main);
+    assert_int_equal(st.completed, 1);
+  }
+  rig_expect(&dst[0], &r, 5);
+  rig_step(p, NULL, 0, "one");
+  assert_int_equal(rig_settled(p, "one"), RD2H_OK);
+  rd2h_prefill_destroy(p);
+  rig_side_close(&src);
+  for (uint32_t i = 0; i < RANKS; i++) {
+    rd2h_decode_destroy(d[i]);
+    rig_side_close(&dst[i]);
+  }
 }
 
 /* Two stages with three layers each; success only when both are through. */
@@ -191,7 +237,8 @@ static void ip_version_6(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(any_tp_sizes), cmocka_unit_test(pipeline_stages),
+  const struct CMUnitTest tests[] = {cmocka_unit_test(any_tp_sizes), cmocka_unit_test(y09_ranks_without_a_share_answer),
+                                     cmocka_unit_test(pipeline_stages),
                                      cmocka_unit_test(one_reader_of_two), cmocka_unit_test(unusable_address),
                                      cmocka_unit_test(ip_version_6)};
   return cmocka_run_group_tests(tests, NULL, NULL);

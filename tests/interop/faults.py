@@ -13,7 +13,7 @@ from memory import Model, Oracle, Request, layer_name, make_requests
 from raw import RawDecode, RawPrefill, garbage, legacy_meta
 from rd2h import core
 from served import BF16, LIC8, PLAIN
-from sides import Area, OurDecode, OurPrefill, Reference, TheirDecode, TheirPrefill
+from sides import PULL, Area, OurDecode, OurPrefill, Reference, TheirDecode, TheirPrefill
 
 QUICK_S = 6  # what an answer may take that no deadline of ours delays
 TWO_CHUNKS = [(64, 0, 32)]
@@ -188,7 +188,7 @@ def late_reads(x: Stage) -> str:
         good.start(requests, step)
         assert not good.answers(), "what comes late must be answered as done, so that sources are free"
     assert all(set(memory.map[:]) == {0x77} for memory in (x.area.pool, *x.area.own)), "a late read was written"
-    assert not d.half.alloc(requests[0].id, None, 64, 0, requests[0].target), "the second lookup pulls again"
+    assert d.half.matched(requests[0].id, PULL, 64, 0) == 0, "the second lookup asks for a pull again"
     return f"{d.ranks[0].stats['skipped']} skipped"
 
 
@@ -236,6 +236,21 @@ def one_of_eight(x: Stage) -> str:
     assert [bool(e[0].status) for e in ended] == [r is bad for r in requests], f"{ended}"
     x.compare(good)
     return ended[2][0].text
+
+
+def other_groups_blocks(x: Stage) -> str:
+    """Y11: indexer blocks of a request that fails have the numbers of another's main blocks: that one is not concerned."""
+    d = x.our_decode()
+    p = x.their_prefill(d)
+    bad, good = make_requests("req", [(48, 0, 0), (32, 0, 0)], 1)
+    bad.target, good.target = ([5, 6, 9], [1, 2, 7]), ([1, 2], [11, 12])
+    d.install([replace(bad, tokens=32, target=([5, 6], [1, 2])), good])
+    p.start([bad, good], 0)
+    assert not p.answers()
+    ended = d.ends([bad, good])
+    assert ended[0][0].status and not ended[1][0].status, f"{ended}"
+    x.compare([good])
+    return ended[0][0].text
 
 
 def aborted_between_chunks(x: Stage) -> str:
@@ -597,6 +612,7 @@ OUR_DECODE: list[tuple[str, Callable, dict]] = [  # name, scenario, memory
     ("ready before its destinations", not_installed_yet, {}),
     ("ready without destinations", never_installed, {}),
     ("S06 one bad request of eight", one_of_eight, {}),
+    ("Y11 blocks of another group fail", other_groups_blocks, {}),
     ("aborted between two chunks", aborted_between_chunks, {}),
     ("Decode restarts", decode_restarts, {}),
     ("Prefill dies", prefill_dies, {}),

@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from memory import Model, Oracle, make_requests
+from memory import BLOCK_TOKENS, Model, Oracle, make_requests
 from sides import Area, OurDecode, OurPrefill, Reference, TheirDecode, TheirPrefill
 
 BF16 = (4096, 512, 1024, 0)
@@ -27,6 +27,7 @@ class Served:
     pp: int = 1
     move: bool = True
     ring: int = 0
+    rows: int = 1  # that make a block on our side; the reference has one
     roles: tuple[str, ...] = ROLES  # of ours
 
 
@@ -41,6 +42,7 @@ SERVED = (
     Served("LIC8 indexer with scale", (LIC8,) * 4),
     Served("no indexer", (PLAIN,) * 2),
     Served("layers without an indexer among others", (LIC8, PLAIN, PLAIN, LIC8, PLAIN)),
+    Served("Y02 a block is two rows here, one there", requests=CHUNKED, rows=2, roles=("prefill", "decode")),
     Served("chunks", requests=CHUNKED),
     Served("prefixes that Decode has", requests=CACHED),
     Served("S03 prompts of every length around a block, a chunk and a prefix", (LIC8, PLAIN), EDGES[:9]),
@@ -72,12 +74,12 @@ def sides(case: Served, role: str, area: Area, references: list[Reference], keep
         return keep.enter_context(closing(x))
 
     if role == "decode":
-        d = owned(OurDecode(area, engine="local" if case.move else "noop"))
+        d = owned(OurDecode(area, engine="local" if case.move else "noop", rows=case.rows))
         return owned(TheirPrefill(area, d, references[0])), d
     d = owned(TheirDecode(area, references[-1], move=case.move))
     if role == "control":
         return owned(TheirPrefill(area, d, references[0])), d
-    return owned(OurPrefill(area, d, engine="local" if case.move else "noop")), d
+    return owned(OurPrefill(area, d, engine="local" if case.move else "noop", rows=case.rows)), d
 
 
 def serve(case: Served, role: str, references: list[Reference], folder: Path) -> str:
@@ -102,10 +104,35 @@ def serve(case: Served, role: str, references: list[Reference], folder: Path) ->
     return f"{moved} bytes"
 
 
+def sweep(role: str, references: list[Reference], folder: Path) -> str:
+    """Prompts of 33 blocks, of which Decode has any number already: what is pulled begins there, and is no block more."""
+    model = Model((LIC8,))
+    area, moved, served = Area(folder, model, 1, 1, 1), 0, 0
+    with ExitStack() as keep:
+        p, d = sides(Served("", model.layers), role, area, references, keep)
+        for tokens in (32 * BLOCK_TOKENS + 1, 33 * BLOCK_TOKENS - 5, 33 * BLOCK_TOKENS):
+            for cached in range(33):
+                (r,) = make_requests(f"sweep-{tokens}-{cached}", [(tokens, cached * BLOCK_TOKENS, 0)], seed=cached)
+                assert r.chunks == [(cached, 33 - cached)]
+                oracle = Oracle(model, 1, 1)
+                oracle.expect(r, r.chunks[0])
+                d.install([r])
+                p.step([r], 0)
+                p.settle([r])
+                d.settle([r])
+                oracle.compare(area.pool, area.own)
+                assert d.moved() - moved == oracle.bytes, f"{cached} blocks cached: {d.moved() - moved} bytes for {oracle.bytes}"
+                moved, served = d.moved(), served + 1
+                for memory in (area.pool, *area.own):
+                    memory.map[:] = bytes(len(memory.map))
+    return f"{served} prompts, {moved} bytes"
+
+
 def rows(references: list[Reference]) -> Iterator[tuple]:
     """(version, our role, name, function, arguments but the folder)"""
     for reference in references:
         for role in ("decode", "prefill"):
+            yield reference.version, role, "S01 every prefix that Decode may have", sweep, (role, [reference])
             for case in SERVED:
                 if role in case.roles and fits(case, [reference]):
                     yield reference.version, role, case.name, serve, (case, role, [reference])

@@ -20,6 +20,8 @@ from rd2h import core
 
 HERE = Path(__file__).resolve().parent
 WAIT_S = 30
+# What a request of Decode carries; virtual: no rendezvous is posted.
+PULL = json.dumps({"do_remote_prefill": True, "do_virtual": True, "metaserver": "http://127.0.0.1:1/v1/metaserver"})
 
 
 # ---- processes of the reference ----
@@ -166,7 +168,8 @@ class Area:
                                      content(rank, layer, tensor, r, position, memory.place[layer, tensor][1]))
 
 
-def layout(model: Model, layers: list[int], memories: list[Memory]) -> core.Layout:
+def layout(model: Model, layers: list[int], memories: list[Memory], rows: int = 1) -> core.Layout:
+    """rows: so many rows make a block on our side."""
     tensors = []
     for i in layers:
         for t in TENSORS:
@@ -174,7 +177,7 @@ def layout(model: Model, layers: list[int], memories: list[Memory]) -> core.Layo
                 if (i, t) in memory.place:
                     indexer = t in ("indexer", "scale")
                     tensors.append(core.KvTensor(layer_name(i) + (".indexer" if indexer else ""), int(indexer), memory.base(i, t),
-                                                 memory.place[i, t][1], BLOCKS))
+                                                 memory.place[i, t][1] // rows, BLOCKS * rows))
     return core.Layout(tensors, BLOCKS, 0, model.groups - 1)
 
 
@@ -197,19 +200,19 @@ class OurDecode:
     def __init__(self, area: Area, **options) -> None:
         self.area, self.base = area, options.pop("base", 0) or free_ports(area.d)
         every = list(range(len(area.model.layers)))
+        rows = options.pop("rows", 1)
         options = {"engine": "local", "legacy_session": True, **options}
         self.ranks = []
         for r in range(area.d):
             memories = [area.pool, area.own[r]]
-            self.ranks.append(core.Decode(layout(area.model, every, memories), [m.area for m in memories], port=self.base + r, tp_rank=r,
-                                          tp_size=area.d, main_rank=r, main_ranks=area.d, **options))
+            self.ranks.append(core.Decode(layout(area.model, every, memories, rows), [m.area for m in memories], port=self.base + r,
+                                          tp_rank=r, tp_size=area.d, main_rank=r, main_ranks=area.d, **options))
         self.half = core.DecodeScheduler([BLOCK_TOKENS] * area.model.groups, 0, area.model.groups - 1, host="127.0.0.1",
                                          kv_port=self.base, tp_size=area.d, engine_id="interop")
 
     def install(self, requests: list[Request]) -> None:
-        params = json.dumps({"do_remote_prefill": True, "do_virtual": True, "metaserver": "http://127.0.0.1:1/v1/metaserver"})
         for r in requests:
-            self.half.alloc(r.id, params, r.tokens, r.tokens - r.cached, r.target[:self.area.model.groups])
+            self.half.alloc(r.id, PULL, r.tokens, r.tokens - r.cached, r.target[:self.area.model.groups])
         self.step()
 
     def step(self) -> None:
@@ -278,10 +281,11 @@ class TheirDecode:
 class OurPrefill:
     """decode: the engine of requests that alloc() gave no other."""
 
-    def __init__(self, area: Area, decode, engine: str = "local", **options) -> None:
+    def __init__(self, area: Area, decode, engine: str = "local", rows: int = 1, **options) -> None:
         self.area, self.decode = area, decode
-        self.ranks = {(s, q): core.Prefill(layout(area.model, area.stages[s], [m]), [m.area], tp_rank=q, tp_size=area.p, pp_rank=s,
-                                           pp_size=area.pp, engine=engine, **options) for (s, q), m in area.source.items()}
+        self.ranks = {(s, q): core.Prefill(layout(area.model, area.stages[s], [m], rows), [m.area], tp_rank=q, tp_size=area.p,
+                                           pp_rank=s, pp_size=area.pp, engine=engine, **options)
+                      for (s, q), m in area.source.items()}
         self.half = core.PrefillScheduler([BLOCK_TOKENS] * area.model.groups, 0, area.model.groups - 1)
         self.known: set[str] = set()
 

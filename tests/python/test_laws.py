@@ -120,7 +120,8 @@ class Reports(Law):
             self.assertEqual(pair.d.reports[rank], {good: 1, bad: 1, gone: 1})
             self.assertEqual(pair.p.reports[rank], {"cmpl-good-0-0123abcd": 1})
 
-    def test_03_failed_load_policy_fail(self):
+    def test_03_y11_failed_load_policy_fail(self):
+        """Failures are told by request, never by block ids, which mean other blocks in another group."""
         pair = self.pair()
         for status in (404, 502):
             i = pair.send(f"cmpl-{status}-0", prompt(status, 50), status=status)

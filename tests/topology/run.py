@@ -27,7 +27,7 @@ def case(prefill_tp: int, decode_tp: int, prefill_pp: int = 1, prefills: int = 1
 SERVED = [
     # equal, dividing, not dividing, fewer Prefill than Decode ranks
     *(case(p, d) for p, d in ((1, 1), (2, 1), (3, 1), (4, 1), (8, 1), (2, 2), (4, 2), (8, 2), (4, 4), (3, 2), (5, 2), (4, 3), (5, 3),
-                              (6, 4), (1, 2), (1, 3), (1, 4), (2, 3), (2, 4), (3, 4), (2, 5), (3, 8))),
+                              (6, 4), (1, 2), (1, 3), (1, 4), (2, 3), (2, 4), (3, 4), (2, 5), (3, 8), (1, 8), (2, 8), (4, 8), (8, 4), (8, 8))),
     # pipeline stages: a layer a stage, uneven stages, contributor groups in each
     *(case(p, d, pp, layers=layers) for p, d, pp, layers in ((1, 1, 2, 4), (1, 1, 3, 5), (1, 1, 4, 4), (2, 1, 2, 5), (2, 2, 2, 3),
                                                              (1, 2, 2, 3), (1, 2, 4, 6), (3, 2, 2, 5), (2, 3, 3, 6), (4, 2, 2, 4))),
@@ -53,6 +53,10 @@ REFUSED = {
 # More than STRESS_GATES times a slot is waited for and overwritten, in chunks that seldom fill a block.
 STRESS = {"one": case(1, 1, layers=5, requests=8, prompt_tokens=4000, chunk=16, block_tokens=4, reuse_buffers=3),
           "ranks": case(2, 2, 2, layers=6, requests=8, prompt_tokens=1600, chunk=16, block_tokens=4, reuse_buffers=2)}
+
+
+# 78 layers, most of them without an indexer, and chunks of one block, of which seven ranks of eight own nothing.
+Y09 = case(1, 8, model="glm-5", layers=78, requests=2, prompt_tokens=40, chunk=16)
 
 
 def name_of(options: dict) -> str:
@@ -99,6 +103,7 @@ def refused(program: str, name: str, options: dict, words: str) -> dict:
 def cases() -> list[tuple]:
     """(function, name, arguments): names are unique, seeds differ."""
     table = [(served, name_of(options), options | {"seed": 100 + i}) for i, options in enumerate(SERVED)]
+    table.append((served, "Y09 " + name_of(Y09), Y09 | {"seed": 9}))
     table += [(refused, f"refused: {name}", options, words) for name, (options, words) in REFUSED.items()]
     table += [(stressed, f"reuse, {STRESS_GATES} gates: {name}", options) for name, options in STRESS.items()]
     return table
