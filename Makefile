@@ -38,6 +38,9 @@ sim: build ## simulated clusters with faults: SEEDS=5000 FIRST_SEED=1; a seed th
 mutations: build ## what is broken on purpose, and the seed of the simulation that notices; table in build/mutations.json
 	@.venv/bin/python tests/sim/mutations.py
 
+model: setup ## slot gate, done, abort fence and completion in spin, every state; broken variants must be found
+	@.venv/bin/python scripts/check.py model
+
 fuzz: ## fuzz targets for SECONDS=60 each; TARGETS="a b" for some of them
 	@scripts/build.sh fuzz
 	@.venv/bin/python scripts/fuzz.py $(SECONDS) $(TARGETS)

@@ -159,6 +159,8 @@ SUITES = [
     Suite("sim", "simulated clusters with faults", [build("release"), sim()], count_tap, needs="tests/sim/meson.build"),
     Suite("mutations", "faults made on purpose, each found by the simulation",
           [build("release"), [PYTHON, "tests/sim/mutations.py"]], count_tap, needs="tests/sim/mutations.py"),
+    Suite("model", "every state of gate, done, fence and completion", [["scripts/bootstrap.sh", "spin"], [PYTHON, "tests/model/run.py"]],
+          count_tap, needs="tests/model/run.py"),
     Suite("proxy", "rd2h-proxy between scripted engines", [build("release"), [PYTHON, "tests/proxy/run.py"]], count_tap,
           needs="tests/proxy/run.py"),
     Suite("topology", "every pair of TP sizes, every byte checked",

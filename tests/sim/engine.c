@@ -148,7 +148,8 @@ static struct read *oldest_queued(struct world *w, const struct drank *dr) {
 static void check_wait(struct world *w, const struct drank *dr, const struct read *r) {
   uint32_t stuck = 0;
   for (uint32_t c = 0; c < w->n_conn; c++)
-    stuck += w->conn[c].d == dr->d && w->conn[c].drank == dr->rank && w->conn[c].held_at >= r->born;
+    stuck += w->conn[c].d == dr->d && w->conn[c].drank == dr->rank &&
+             (w->conn[c].held_at >= r->born || w->conn[c].stuck_until >= r->born || w->conn[c].suspect);
   bool excused = stuck >= w->c.threads || w->c.slow_permille || w->conn[r->conn].held_at >= r->born || r->paused != dr->proc.paused_ns;
   if (w->now - r->born > SUSPECT_NS + SLACK_NS && !excused)
     broken(w, "I7", "D%u.%u lets a read wait %.3f s for one of %u threads, though only %u sessions are stuck", dr->d, dr->rank,
