@@ -65,6 +65,10 @@ bool rd2h_px_parent_renew(struct px_parent *p) {
     rd2h_px_clear(&p->child[i].params);
   }
   p->n_posted = p->n_prefilled = 0;
+  if (!p->continuations) {
+    p->cached_known = false;
+    p->cached = 0;
+  }
   p->each = f->limits.mode == PX_DISPATCH_EACH;
   p->prefill_failed = false;
   p->grace_at = 0;
@@ -102,10 +106,6 @@ void rd2h_px_parent_fail(struct px_parent *p, int status, const char *format, ..
 }
 
 void rd2h_px_parent_fail_with(struct px_parent *p, const struct px_leg *leg) {
-  if (leg->status < 400 || leg->status >= 500 || p->begun) {
-    rd2h_px_parent_fail(p, 502, "Prefill engine %s failed: %s", leg->engine->name, p->error);
-    return;
-  }
   const struct px_reply r = {.status = leg->status, .type = px_str(leg->type), .retry_after = px_str(leg->retry_after),
                              .body = px_of(&leg->answer)};
   p->status = leg->status;

@@ -127,7 +127,8 @@ struct px_parent {
   /* for a continuation: what was generated */
   struct px_buf text, first_id;
   uint64_t tokens_before, tokens, prompt_tokens; /* of earlier parts, of this one, of the client's prompt */
-  bool cannot_continue, wants_more, saw_done;
+  bool cannot_continue, wants_more, saw_done, cached_known;
+  uint64_t cached; /* tokens of the prompt that Prefill found in its prefix cache */
   /* outcome */
   int status;
   char error[256];

@@ -91,16 +91,34 @@ static void flush(struct pass *pass) {
   pass->ready.n = 0;
 }
 
-/* Events of a continuation carry the first part's id and the counts of all parts. */
-static void rewritten_event(struct pass *pass, struct px_span data) {
+/* An event's data or a whole answer as the client shall see it: of a continuation with the first part's id and the counts of all parts,
+ * and with Prefill's counts. */
+static void rewrite(const struct px_parent *p, struct px_span json, struct px_buf *out) {
+  struct px_buf merged = {0};
+  if (p->continuations) {
+    rd2h_px_continue_rewrite(p, json, &merged);
+    json = px_of(&merged);
+  }
+  if (rd2h_px_usage_differs(p, json))
+    rd2h_px_usage_write(p, json, out);
+  else
+    rd2h_px_put(out, json);
+  out->failed |= merged.failed;
+  rd2h_px_free(&merged);
+}
+
+static bool rewritten_event(struct pass *pass, struct px_span data) {
   struct px_buf out = {0};
   flush(pass);
   rd2h_px_puts(&out, "data: ");
-  rd2h_px_continue_rewrite(pass->p, data, &out);
+  rewrite(pass->p, data, &out);
   rd2h_px_puts(&out, "\n\n");
+  bool good = !out.failed;
   pass->ready = px_of(&out);
+  pass->ready.n = good ? out.n : 0;
   flush(pass);
   rd2h_px_free(&out);
+  return good;
 }
 
 static bool on_event(void *ctx, struct px_span event) {
@@ -115,16 +133,15 @@ static bool on_event(void *ctx, struct px_span event) {
     else
       rd2h_px_continue_note(p, data, &recomputed);
   }
-  bool rewrite = p->continuations && *data.p == '{';
-  if (rewrite && !recomputed)
-    rewritten_event(pass, data);
+  bool changes = data.n && *data.p == '{' && (p->continuations || rd2h_px_usage_differs(p, data));
+  bool good = !changes || recomputed || rewritten_event(pass, data);
   rd2h_px_free(&scratch);
   if (recomputed) {
     p->wants_more = true;
     return false;
   }
-  if (rewrite)
-    return true;
+  if (changes)
+    return good;
   if (pass->ready.n == 0)
     pass->ready.p = event.p;
   pass->ready.n += event.n;
@@ -157,7 +174,7 @@ static void stream_data(struct px_parent *p, struct px_span s) {
   if (p->wants_more)
     continue_now(p);
   else if (!fed)
-    rd2h_px_parent_fail(p, 502, "Decode engine %s sent an event that is longer than %u bytes", p->decode_name, PX_SSE_MAX);
+    rd2h_px_parent_fail(p, 502, "Decode engine %s sent an event that is longer than %u bytes, or memory ran out", p->decode_name, PX_SSE_MAX);
 }
 
 void rd2h_px_decode_data(struct px_parent *p, struct px_span s) {
@@ -182,9 +199,14 @@ static void reply_whole(struct px_parent *p) {
   struct px_buf merged = {0};
   struct px_reply r = {.status = leg->status, .type = px_str(leg->type), .retry_after = px_str(leg->retry_after),
                        .body = px_of(&leg->answer)};
-  if (p->continuations && leg->status == 200) {
-    rd2h_px_continue_rewrite(p, px_of(&leg->answer), &merged);
+  if (leg->status == 200 && (p->continuations || rd2h_px_usage_differs(p, r.body))) {
+    rewrite(p, r.body, &merged);
     r.body = px_of(&merged);
+  }
+  if (merged.failed) {
+    rd2h_px_free(&merged);
+    rd2h_px_parent_fail(p, 503, "memory ran out");
+    return;
   }
   p->status = leg->status;
   p->bytes_out += r.body.n;

@@ -18,7 +18,7 @@ bool rd2h_px_parent_renew(struct px_parent *p);
 void rd2h_px_parent_fail(struct px_parent *p, int status, const char *format, ...) __attribute__((format(printf, 3, 4)));
 /* The client has all it will get. */
 void rd2h_px_parent_end(struct px_parent *p);
-/* What a failed request to Prefill left to say: its own status and body when it refused the request. */
+/* Prefill refused the request: the client gets its status and body. Only before a byte has gone to the client. */
 void rd2h_px_parent_fail_with(struct px_parent *p, const struct px_leg *leg);
 
 /* ---- leg.c ---- */
@@ -42,6 +42,12 @@ void rd2h_px_prefill_retry(struct px_dispatch *d);
 /* Ends all of the parent's requests to Prefill; who waits for one gets this answer. */
 void rd2h_px_prefill_drop_all(struct px_parent *p, int status, const char *why);
 void rd2h_px_prefill_kv_read(struct px_parent *p);
+
+/* ---- usage.c ---- */
+void rd2h_px_usage_note(struct px_parent *p, const struct px_dispatch *d);
+/* Whether an event's data or a whole answer has counts that are Prefill's to give; then it is written with these. */
+bool rd2h_px_usage_differs(const struct px_parent *p, struct px_span json);
+void rd2h_px_usage_write(const struct px_parent *p, struct px_span json, struct px_buf *out);
 
 /* ---- continue.c ---- */
 /* Looks at an event's data or a whole answer. *recomputed: the engine gave the request up and asks for a continuation. */

@@ -122,7 +122,8 @@ static void dispatch_free(struct px_dispatch *d) {
 static void fail(struct px_dispatch *d, const char *why) {
   struct px_parent *p = d->parent;
   struct px_flow *f = p->flow;
-  bool refused = d->leg.status >= 400 && d->leg.status < 500;
+  /* That it is full (503) the client is told when no other engine was better. */
+  bool refused = (d->leg.status >= 400 && d->leg.status < 500) || d->leg.status == 503;
   give_kv(d);
   d->state = PX_FAILED;
   p->prefill_failed = true;
@@ -140,6 +141,7 @@ static void fail(struct px_dispatch *d, const char *why) {
 static void succeed(struct px_dispatch *d) {
   struct px_parent *p = d->parent;
   d->state = PX_SUCCEEDED;
+  rd2h_px_usage_note(p, d);
   p->n_prefilled += d->child < 0 ? p->n_child : 1;
   if (p->n_prefilled >= p->n_child) {
     p->prefilled_at = p->flow->now;

@@ -45,7 +45,7 @@ LIBRARIES = {
 PROXY = {
     "base": ("text clock", ""),
     "formats": ("json head sse", "base"),
-    "flow": ("engines body flow flow_inner leg flow_decode flow_prefill rendezvous continue", "base formats"),
+    "flow": ("engines body flow flow_inner leg flow_decode flow_prefill rendezvous usage continue", "base formats"),
     "link": ("link resolve", "base"),
     "client": ("client client_inner peer answer", "base formats link"),
     "server": ("server server_inner conn respond", "base formats link"),

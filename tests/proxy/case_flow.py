@@ -2,12 +2,13 @@
 """Rendezvous, Prefill, prompt lists, continuations."""
 from __future__ import annotations
 
+import json
 import threading
 import time
 
 from bench import Bench, wait_for
 from cases import case, equal, true
-from engines import post
+from engines import ODD, post
 
 
 def metaserver(b: Bench, message, query: str = ""):
@@ -20,7 +21,7 @@ def in_background(run) -> threading.Thread:
     return t
 
 
-@case("table: Decode answers 400 or 500")
+@case("table: Decode answers 400 or 500 (X02)")
 def engine_errors() -> None:
     with Bench() as b:
         for status in (400, 404, 413, 422, 429, 500):
@@ -140,7 +141,7 @@ def senders() -> None:
         true("token" not in b.d[0].seen[0].body["kv_transfer_params"]["metaserver"], "a token is in the address")
 
 
-@case("Prefill fails: 500, refused, cut (X17)")
+@case("Prefill fails: 500, 503, refused, cut (X02, X17)")
 def prefill_fails() -> None:
     with Bench(p=2) as b:
         for model in ("p=500", "pdie"):
@@ -153,10 +154,13 @@ def prefill_fails() -> None:
             for e in b.p:
                 e.clear()
             wait_for(lambda: {x["state"] for x in b.get("/instances").json["prefill"]} == {"up"}, 10, "the return of Prefill")
-        for status in (400, 413, 422, 429):
+        for status in (400, 404, 413, 422, 429):
             a = b.complete(f"p={status}")
             equal((a.status, a.json["error"]["message"], a.headers["retry-after"]), (status, f"P says {status}", "7"))
-        equal(len(b.p[0].seen + b.p[1].seen), 4, "4xx is not repeated")
+        equal(len(b.p[0].seen + b.p[1].seen), 5, "4xx is not repeated")
+        a = b.complete("p=503")
+        equal((a.status, a.json["error"]["message"], a.headers["retry-after"]), (503, "P says 503", "7"))
+        equal(len(b.p[0].seen + b.p[1].seen), 8, "503 is tried elsewhere")
         equal(b.complete("pfail=1").status, 200)
         for e in b.p:
             e.stop()
@@ -169,7 +173,7 @@ def prefill_fails() -> None:
 @case("Prefill's body (X19)")
 def prefill_body() -> None:
     more = {"max_completion_tokens": 9, "max_tokens": None, "min_tokens": 50, "stream_options": {"include_usage": True}, "stop": ["x"],
-            "logit_bias": {"5": 1}, "ignore_eos": True, "kv_transfer_params": {"evil": 1}, "seed": 12345678901234567890}
+            "response_format": {"type": "text"}, "tools": [{"type": "function"}], "logit_bias": {"5": 1}, "ignore_eos": True, "kv_transfer_params": {"evil": 1}, "seed": 12345678901234567890}
     with Bench() as b:
         a = b.complete("one", True, **more)
         equal(a.status, 200)
@@ -237,6 +241,63 @@ def not_continued() -> None:
             a = b.complete("recomputed=2", True, **more)
             equal((a.status, "[DONE]" in a.body.decode(), "cannot be continued" in a.events[-1]), (200, False, True), str(more))
             equal(b.complete("recomputed=2", False, **more).status, 502)
+
+
+@case("X21 usage: cached tokens are those that Prefill found, streamed or not")
+def cached_tokens() -> None:
+    with Bench() as b:
+        for p, d, prompt, want in (("cached=0", "details", "x", {"audio_tokens": 1, "cached_tokens": 0}),
+                                   ("cached=128", "details", "x", {"audio_tokens": 1, "cached_tokens": 128}),
+                                   ("cached=128", "details=null", "x", {"cached_tokens": 128}),
+                                   ("cached=64", "ours,details", ["a", "b", "c"], {"audio_tokens": 1, "cached_tokens": 192}),
+                                   ("cached=64", "details", ["a", "b"], {"audio_tokens": 1, "cached_tokens": 64}),
+                                   ("p", "details", "x", {"audio_tokens": 1, "cached_tokens": 4})):
+            model = f"{p},{d}" if p != "p" else d
+            equal(b.complete(model, prompt=prompt).json["usage"]["prompt_tokens_details"], want, model)
+            a = b.complete(model, True, prompt=prompt)
+            equal(([json.loads(e)["usage"] for e in a.events if '"usage"' in e][0]["prompt_tokens_details"], a.events[-1]), (want, "[DONE]"), model)
+        equal("prompt_tokens_details" in b.complete("cached=9").json["usage"], False, "it was added")
+        a = b.complete("recomputed=4,cached=3,details", max_tokens=10)
+        equal(a.json["usage"]["prompt_tokens_details"]["cached_tokens"], 3)
+
+
+@case("X22 unusual answers of Decode pass as they are")
+def odd_answers() -> None:
+    with Bench() as b:
+        for i, value in enumerate(ODD):
+            equal(b.complete(f"odd={i}").json, value)
+        for ask in (b.complete, b.chat):
+            equal([json.loads(e) for e in ask("odd", True).events[3:-1]], ODD)
+
+
+@case("answers of every form: until the end, after 1xx, with trailers; connections are used again where they can be")
+def answer_forms() -> None:
+    with Bench() as b:
+        for model in ("close", "early", "early,close"):
+            equal(b.complete(model).text, "t0 t1 t2 ", model)
+        equal(b.complete("trailer", True).text, "t0 t1 t2 ")
+        before = len(b.d[0].connections)
+        equal({b.complete().status for _ in range(10)} | {b.complete("trailer", True).status for _ in range(5)}, {200})
+        equal(len(b.d[0].connections) - before, 0, "new connections to Decode")
+
+
+@case("an engine that is no HTTP server: an error, at once")
+def no_http() -> None:
+    broken = [b"SSH-2.0-x\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", b"HTTP/2 200\r\n\r\n",
+              b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n", b"HTTP/1.1 200 OK\nContent-Length: 1\n\nx",
+              b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n", b"HTTP/1.1 101 Switching Protocols\r\n\r\n",
+              b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", b"HTTP/1.1 999 x\r\n\r\n",
+              b"HTTP/1.1 200 OK\r\nA: " + b"b" * 70000, b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 200 + b"\r\n",
+              b"HTTP/1.1 200 OK\r\nContent-Length: 30\r\n\r\n{"]
+    with Bench(eject_after=1000, health_interval=0, max_retries=1) as b:
+        for raw in broken:
+            b.d[0].raw = raw
+            begin = time.monotonic()
+            a = b.complete("silent")
+            equal((a.status, "error" in a.json), (502, True), f"{raw[:60]!r}")
+            true(time.monotonic() - begin < 5, f"{raw[:60]!r}: too late")
+        b.d[0].raw = None
+        equal(b.complete().status, 200)
 
 
 @case("odd values pass: echo, logprobs, unusual messages (X20, X22)")

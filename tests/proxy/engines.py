@@ -82,6 +82,8 @@ class Engine:
     port: int = 0
     seen: list[Seen] = field(default_factory=list)
     healthy: bool = True
+    raw: bytes | None = None  # said instead of any answer, then the end
+    connections: list = field(default_factory=list)
     open: int = 0
     _server: Any = None
     _writers: set = field(default_factory=set)
@@ -110,6 +112,7 @@ class Engine:
 
     async def _serve(self, reader, writer) -> None:
         self._writers.add(writer)
+        self.connections.append(writer)
         try:
             while True:
                 (method, target, *_), headers = await read_head(reader)
@@ -126,6 +129,10 @@ class Engine:
             return await self.reply(writer, 200 if self.healthy else 503, {})
         if target == "/v1/models":
             return await self.reply(writer, 200, {"object": "list", "data": [{"id": "tiny"}]})
+        if self.raw is not None:
+            writer.write(self.raw)
+            await writer.drain()
+            return writer.close()
         seen = Seen(target, headers, raw, asyncio.get_running_loop().time())
         self.seen.append(seen)
         if target.startswith("/reset_prefix_cache"):
@@ -165,8 +172,13 @@ def is_list(prompt: Any) -> bool:
     return isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
 
 
+ODD = [{"choices": []}, {"choices": [None]}, {"choices": None}, {"choices": [{"index": 0}]}, {"choices": [{"delta": None}], "usage": None}, {}, [], 1,
+       {"choices": [{"text": 7, "stop_reason": {"a": 1}}], "usage": {"completion_tokens": "x"}}]
+
+
 class Prefill(Engine):
-    """Words: p=STATUS (answer with it), pslow=SECONDS, pdie (cut the connection), pfail=N (the first N answer 500)."""
+    """Words: p=STATUS (answer with it), pslow=SECONDS, pdie (cut the connection), pfail=N (the first N answer 500), cached=N (tokens that
+    its prefix cache had)."""
 
     async def answer(self, seen: Seen, writer) -> None:
         words = script(seen.body)
@@ -180,7 +192,8 @@ class Prefill(Engine):
         status = int(words.get("p", 200))
         if status != 200:
             return await self.reply(writer, status, {"error": {"message": f"P says {status}"}}, extra="Retry-After: 7\r\n")
-        await self.reply(writer, 200, {"choices": [{"text": "x"}], "usage": {}, "kv_transfer_params": {}})
+        usage = {"prompt_tokens_details": {"cached_tokens": int(words["cached"])}} if "cached" in words else {}
+        await self.reply(writer, 200, {"choices": [{"text": "x"}], "usage": usage, "kv_transfer_params": {}})
 
 
 class Decode(Engine):
@@ -189,7 +202,9 @@ class Decode(Engine):
     events=N, drop=K: N events, cut after K of them. gap=SECONDS between events. bytes: events byte by byte.
     silent: no rendezvous at all. miss=K: child K never posts. twice: every child posts two times.
     blocks=N: only N children may wait for KV at once. ours: rendezvous of engines of this project. threads=N: rendezvous at once.
-    recomputed=K: gives up after K tokens, until asked with the text so far. big=BYTES: size of the answer. retry: posts again after 502."""
+    recomputed=K: gives up after K tokens, until asked with the text so far. big=BYTES: size of the answer. retry: posts again after 502.
+    details: usage with the count of cached tokens as Decode sees it, details=null: without. odd: answers of unusual form.
+    close: the answer has neither length nor chunks and ends with the connection. early: 100 Continue and 103 before it. trailer: after it."""
 
     extra: dict[str, Any] = {}
 
@@ -266,8 +281,23 @@ class Decode(Engine):
         text = "".join(tokens) + "x" * int(words.get("big", 0))
         choice = {"index": 0, "stop_reason": "recomputed" if give_up else None}
         choice |= {"text": text} if "prompt" in body else {"message": {"role": "assistant", "content": text}}
-        await self.reply(writer, 200, {"id": "cmpl-" + seen.headers["x-request-id"], "choices": [choice],
-                                       "usage": {"prompt_tokens": 5, "completion_tokens": len(tokens), "total_tokens": 5 + len(tokens)}})
+        usage = {"prompt_tokens": 5, "completion_tokens": len(tokens), "total_tokens": 5 + len(tokens), **self.details(words)}
+        value = {"id": "cmpl-" + seen.headers["x-request-id"], "choices": [choice], "usage": usage}
+        if "odd" in words:
+            value = ODD[int(words["odd"])]
+        if "early" in words:
+            writer.write(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n")
+        if "close" in words:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n" + json.dumps(value).encode())
+            await writer.drain()
+            return writer.close()
+        await self.reply(writer, 200, value)
+
+    @staticmethod
+    def details(words: dict[str, str]) -> dict[str, Any]:
+        if "details" not in words:
+            return {}
+        return {"prompt_tokens_details": None if words["details"] == "null" else {"audio_tokens": 1, "cached_tokens": 4}}
 
     async def stream(self, seen: Seen, words: dict[str, str], writer) -> None:
         body = seen.body
@@ -284,7 +314,11 @@ class Decode(Engine):
         if give_up:
             choice = {"index": 0, "stop_reason": "recomputed", "finish_reason": "stop"} | ({"delta": {}} if chat else {"text": ""})
             await self.event(writer, {"choices": [choice]}, False)
-        writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+        if "details" in words:
+            await self.event(writer, {"choices": [], "usage": {"prompt_tokens": 5, **self.details(words)}}, False)
+        for value in ODD if "odd" in words else []:
+            await self.event(writer, value, False)
+        writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n" + (b"X-Sum: 1\r\n" if "trailer" in words else b"") + b"\r\n")
         await writer.drain()
 
     async def event(self, writer, value: Any, dribble: bool) -> None:
