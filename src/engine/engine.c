@@ -6,8 +6,9 @@
 #define FAULT_PREFIX "fault:"
 
 /* The built-in engines (engines/<name>/). */
-extern const struct rd2h_engine_ops rd2h_engine_local, rd2h_engine_tcp, rd2h_engine_ucx, rd2h_engine_noop;
-static const struct rd2h_engine_ops *const builtin[] = {&rd2h_engine_local, &rd2h_engine_tcp, &rd2h_engine_ucx, &rd2h_engine_noop};
+extern const struct rd2h_engine_ops rd2h_engine_local, rd2h_engine_tcp, rd2h_engine_ucx, rd2h_engine_memfabric, rd2h_engine_noop;
+static const struct rd2h_engine_ops *const builtin[] = {&rd2h_engine_local, &rd2h_engine_tcp, &rd2h_engine_ucx, &rd2h_engine_memfabric,
+                                                       &rd2h_engine_noop};
 
 static const struct rd2h_engine_ops *find(const char *name) {
   for (size_t i = 0; i < RD2H_COUNT(builtin); i++)
@@ -94,7 +95,8 @@ int rd2h_eng_open(const char *name, const struct rd2h_engine_opts *opts, rd2h_en
     return rd2h_auto_open(opts, out, err);
   const struct rd2h_engine_ops *ops = find(name);
   if (!ops)
-    return rd2h_fail(err, RD2H_NOT_FOUND, "there is no transfer engine \"%s\": choose auto, local, tcp, ucx or noop", name);
+    return rd2h_fail(err, RD2H_NOT_FOUND, "there is no transfer engine \"%s\": choose auto, local, tcp, ucx, memfabric or noop",
+                     name);
   return rd2h_eng_open_ops(ops, opts, out, err);
 }
 
@@ -125,6 +127,10 @@ int rd2h_eng_publish(rd2h_eng *e, struct rd2h_buf *buf, struct rd2h_error *err) 
 
 rd2h_eng *rd2h_eng_part(rd2h_eng *e, uint32_t i) {
   return e->face->part ? e->face->part(e, i) : i ? NULL : e;
+}
+
+const char *rd2h_eng_session(rd2h_eng *e) {
+  return e->face->session ? e->face->session(e) : NULL;
 }
 
 static int check_role(const rd2h_eng *e, struct rd2h_error *err) {

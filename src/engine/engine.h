@@ -29,6 +29,9 @@ const struct rd2h_engine_caps *rd2h_eng_caps(const rd2h_eng *);
 int rd2h_eng_reg(rd2h_eng *, const struct rd2h_region *, uint32_t *region, struct rd2h_error *);
 int rd2h_eng_publish(rd2h_eng *, struct rd2h_buf *, struct rd2h_error *); /* appends connection data */
 
+/* The session string that Prefill must publish for this engine; NULL: any will do. */
+const char *rd2h_eng_session(rd2h_eng *);
+
 /* Reads may be submitted as soon as connect has returned. An engine without connections sends no "up" event. STATE on Prefill. */
 int rd2h_eng_connect(rd2h_eng *, struct rd2h_blob session, struct rd2h_blob conn, uint64_t cookie, rd2h_eng_peer **,
                      struct rd2h_error *);

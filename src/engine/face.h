@@ -22,6 +22,7 @@ struct rd2h_eng_face {
   int (*fd)(rd2h_eng *);
   void (*stats)(rd2h_eng *, struct rd2h_engine_stats *);
   const char *(*last_error)(rd2h_eng *, uint64_t id); /* NULL: nothing known */
+  const char *(*session)(rd2h_eng *); /* NULL: it has none of its own */
 };
 
 struct rd2h_eng {
@@ -50,6 +51,7 @@ int rd2h_module_publish(rd2h_eng *, struct rd2h_buf *, struct rd2h_error *);
 int rd2h_module_connect(struct rd2h_module *m, struct rd2h_blob session, struct rd2h_blob conn, uint64_t cookie, rd2h_eng_peer *p,
                         struct rd2h_error *);
 void rd2h_module_disconnect(struct rd2h_module *m, rd2h_eng_peer *p); /* unlinks, fences */
+const char *rd2h_module_session(rd2h_eng *);
 int rd2h_module_events(rd2h_eng *, struct rd2h_peer_event *, int n);
 
 struct rd2h_fault_opts {

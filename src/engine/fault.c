@@ -183,11 +183,15 @@ static void fault_close(rd2h_eng *e) {
   free_fault(f);
 }
 
+static const char *fault_session(rd2h_eng *e) {
+  return rd2h_eng_session(((struct fault *)e)->inner);
+}
+
 static const struct rd2h_eng_face fault_face = {
   .close = fault_close, .reg = fault_reg, .publish = fault_publish, .part = fault_part, .connect = fault_connect,
   .choose = fault_choose, .disconnect = fault_disconnect,
   .submit = fault_submit, .cancel = fault_cancel, .poll = fault_poll, .events = fault_events, .fd = fault_fd,
-  .stats = fault_stats, .last_error = fault_last_error,
+  .stats = fault_stats, .last_error = fault_last_error, .session = fault_session,
 };
 
 static int open_fds(struct fault *f, struct rd2h_error *err) {

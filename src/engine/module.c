@@ -119,6 +119,11 @@ int rd2h_module_events(rd2h_eng *e, struct rd2h_peer_event *ev, int n) {
   return m->ops->events ? m->ops->events(m->self, ev, n) : 0;
 }
 
+const char *rd2h_module_session(rd2h_eng *e) {
+  struct rd2h_module *m = (struct rd2h_module *)e;
+  return m->ops->session ? m->ops->session(m->self) : NULL;
+}
+
 /* ---- plain ---- */
 
 static int plain_connect(rd2h_eng *e, struct rd2h_blob session, struct rd2h_blob conn, uint64_t cookie, rd2h_eng_peer **out,
@@ -184,6 +189,7 @@ static const struct rd2h_eng_face plain_face = {
   .close = plain_close, .reg = rd2h_module_reg, .publish = rd2h_module_publish, .connect = plain_connect,
   .disconnect = plain_disconnect, .submit = plain_submit, .cancel = plain_cancel, .poll = plain_poll,
   .events = rd2h_module_events, .fd = plain_fd, .stats = plain_stats, .last_error = plain_last_error,
+  .session = rd2h_module_session,
 };
 
 int rd2h_plain_open(const struct rd2h_module *opened, rd2h_eng **out, struct rd2h_error *err) {

@@ -28,7 +28,7 @@ static int connect_peer(rd2h_dw *w, const struct rd2h_da *a, struct dw_peer *p, 
                      offer[0].name.p, n > 1 ? " and others" : "", name);
   if (n)
     return rc;
-  if (w->o.legacy_session || !strcmp(name, "noop"))
+  if (w->o.legacy_session || !strcmp(name, "noop") || rd2h_eng_caps(w->eng)->flags & RD2H_ENG_BY_SESSION)
     return rd2h_eng_connect(w->eng, session, (struct rd2h_blob){0}, a->peer, &p->conn, err);
   return rd2h_fail(err, RD2H_UNSUPPORTED, "Prefill %.*s published no connection data, which the engine %s needs: run rd2h on "
                    "the Prefill side too, or use an engine that works by the session alone", (int)meta->session.n,

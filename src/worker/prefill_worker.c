@@ -56,7 +56,11 @@ static void *sender_main(void *arg) {
 static int open_engine(rd2h_pw *w, struct rd2h_error *err) {
   struct rd2h_engine_opts eo = {.size = sizeof eo, .prefill = true, .host = w->o.host, .bind_thread = rd2h_dev_bind_thread,
                                 .bind_arg = w->dev};
-  return rd2h_worker_engine(w->o.engine, &eo, w->o.memory, w->o.n_memory, &w->eng, err);
+  int rc = rd2h_worker_engine(w->o.engine, &eo, w->o.memory, w->o.n_memory, &w->eng, err);
+  const char *session = rc ? NULL : rd2h_eng_session(w->eng);
+  if (session)
+    snprintf(w->session, sizeof w->session, "%s", session);
+  return rc;
 }
 
 static int open_machine(rd2h_pw *w, struct rd2h_error *err) {
