@@ -25,7 +25,7 @@ bool option_refused(const char *command, int c, const char *word);
 int cmd_bench(int argc, char **argv);
 int cmd_demo(int argc, char **argv);
 int cmd_keys(int argc, char **argv);
-int cmd_keys(int argc, char **argv);
+int cmd_doctor(int argc, char **argv);
 int cmd_pd_read(int argc, char **argv);
 int bench_plan(int argc, char **argv);
 int bench_decode(int argc, char **argv);

@@ -8,6 +8,8 @@ static const struct command commands[] = {
   {"bench", cmd_bench, "measure parts of the library on this machine"},
   {"demo", cmd_demo, "move a prompt list from a Prefill to a Decode process and compare every byte"},
   {"keys", cmd_keys, "make a pair of keys for the control channel"},
+  {"doctor", cmd_doctor, "what works on this host, what does not and why"},
+  {"pd-read", cmd_pd_read, "read memory of another host or process by an engine alone, compare it, measure it"},
 };
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 

@@ -62,15 +62,16 @@ void rd2h_ucx_conn_encode(const struct ucx_conn *c, uint8_t *out) {
 }
 
 static int malformed(struct rd2h_error *err, const char *what, uint64_t value) {
-  return rd2h_fail(err, RD2H_MALFORMED, "engine ucx: the peer's connection data is damaged: %s %llu", what, (unsigned long long)value);
+  return rd2h_fail(err, RD2H_MALFORMED, "engine ucx: the peer's connection data is damaged: %s %llu", what,
+                   (unsigned long long)value);
 }
 
 static int decode_head(struct rd2h_blob b, struct ucx_conn *c, struct rd2h_error *err) {
   if (!b.len || b.len > UCX_CONN_MAX)
     return malformed(err, "length", b.len);
   if (b.p[0] != SCHEMA)
-    return rd2h_fail(err, RD2H_UNSUPPORTED, "engine ucx: the peer's connection data has schema %u, this version reads %u: run the same "
-                     "version of rd2h on both sides", b.p[0], SCHEMA);
+    return rd2h_fail(err, RD2H_UNSUPPORTED, "engine ucx: the peer's connection data has schema %u, this version reads %u: run "
+                     "the same version of rd2h on both sides", b.p[0], SCHEMA);
   if (b.len < HEAD)
     return malformed(err, "length", b.len);
   if (get(b.p + CHECKSUM_AT, 8) != checksum(b.p, b.len))

@@ -53,10 +53,10 @@ static int check_version(void *lib, const char *path, struct rd2h_error *err) {
   get_version(&major, &minor, &release);
   path = path_of(*(void **)&get_version, path);
   if (major != UCX_MAJOR || minor < UCX_MINOR)
-    return rd2h_fail(err, RD2H_UNSUPPORTED, "engine ucx: UCX %u.%u.%u of %.150s cannot be used, %u.%u or a later %u.x is needed: older "
-                     "ones do not notice on shared memory that a peer has died. The Python package libucx-cu12 has one: name its "
-                     "libucp.so.0 in " LIBRARY_ENV " or in the engine option lib=", major, minor, release, path, UCX_MAJOR,
-                     UCX_MINOR, UCX_MAJOR);
+    return rd2h_fail(err, RD2H_UNSUPPORTED, "engine ucx: UCX %u.%u.%u of %.150s cannot be used, %u.%u or a later %u.x is needed: "
+                     "older ones do not notice on shared memory that a peer has died. The Python package libucx-cu12 has one: "
+                     "name its libucp.so.0 in " LIBRARY_ENV " or in the engine option lib=", major, minor, release, path,
+                     UCX_MAJOR, UCX_MINOR, UCX_MAJOR);
   snprintf(version_text, sizeof version_text, "%u.%u.%u of %s", major, minor, release, path);
   snprintf(loaded_path, sizeof loaded_path, "%s", path);
   return RD2H_OK;
@@ -117,7 +117,8 @@ int rd2h_ucx_load(const char *path, const struct ucx_api **out, struct rd2h_erro
   if (!loaded)
     rc = load(want, err);
   else if (path && strcmp(path, loaded_path))
-    rc = rd2h_fail(err, RD2H_STATE, "engine ucx: this process has loaded UCX %.200s and cannot load %.150s as well", version_text, path);
+    rc = rd2h_fail(err, RD2H_STATE, "engine ucx: this process has loaded UCX %.200s and cannot load %.150s as well", version_text,
+                   path);
   loaded |= !rc;
   pthread_mutex_unlock(&load_lock);
   if (!rc)

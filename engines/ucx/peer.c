@@ -31,7 +31,8 @@ static void close_endpoint(rd2h_engine *e, rd2h_peer *p) {
   p->ep = NULL;
   if (!request || UCX_FAILED(request))
     return;
-  for (uint64_t until = rd2h_now_ns() + CLOSE_NS; e->ucx->request_check_status(request) == UCX_INPROGRESS && rd2h_now_ns() < until;)
+  const uint64_t until = rd2h_now_ns() + CLOSE_NS;
+  while (e->ucx->request_check_status(request) == UCX_INPROGRESS && rd2h_now_ns() < until)
     e->ucx->worker_progress(e->worker);
   e->ucx->request_free(request);
 }
@@ -61,7 +62,8 @@ void rd2h_ucx_peer_lose(rd2h_engine *e, rd2h_peer *p, const char *why) {
   p->lost = true;
   for (struct ucx_slot *s = p->queue.head; s; s = s->next)
     if (!s->status && !atomic_load(&s->cancel))
-      s->status = rd2h_fail(s->err, RD2H_PEER_LOST, "engine ucx: the connection to %s is lost: %s%s", p->name, why, rd2h_ucx_said());
+      s->status = rd2h_fail(s->err, RD2H_PEER_LOST, "engine ucx: the connection to %s is lost: %s%s", p->name, why,
+                            rd2h_ucx_said());
   close_endpoint(e, p); /* ends what is under way */
   pthread_mutex_lock(&e->lock);
   p->told = true;
@@ -95,10 +97,11 @@ static int check_transports(rd2h_engine *e, rd2h_peer *p, struct rd2h_error *err
     snprintf(text + n, sizeof text - n, "%s%s over %s", n ? ", " : "", t[i].name, t[i].device);
     rdma |= is_rdma(t[i].name);
   }
-  RD2H_INFO("engine ucx: connected to %s by %s%s", p->name, *text ? text : "transports that UCX does not name", rdma ? " (RDMA)" : "");
+  RD2H_INFO("engine ucx: connected to %s by %s%s", p->name, *text ? text : "transports that UCX does not name",
+            rdma ? " (RDMA)" : "");
   if (e->require_rdma && !rdma)
-    return rd2h_fail(err, RD2H_UNSUPPORTED, "engine ucx: require_rdma is set, and UCX reaches %s by %s only: set up RDMA on both hosts, "
-                     "or choose another transfer engine", p->name, *text ? text : "nothing that it names");
+    return rd2h_fail(err, RD2H_UNSUPPORTED, "engine ucx: require_rdma is set, and UCX reaches %s by %s only: set up RDMA on both "
+                     "hosts, or choose another transfer engine", p->name, *text ? text : "nothing that it names");
   return RD2H_OK;
 }
 
@@ -110,8 +113,8 @@ static int open_endpoint(rd2h_engine *e, rd2h_peer *p, const void *address, stru
   if (st == UCX_OK)
     return RD2H_OK;
   p->ep = NULL;
-  return rd2h_fail(err, st == UCX_NO_MEMORY ? RD2H_NOMEM : RD2H_UNSUPPORTED, "engine ucx: no way to %s: %s%s; both sides need a transport "
-                   "in common (engine option tls=, UCX_TLS)", p->name, e->ucx->status_text(st), rd2h_ucx_said());
+  return rd2h_fail(err, st == UCX_NO_MEMORY ? RD2H_NOMEM : RD2H_UNSUPPORTED, "engine ucx: no way to %s: %s%s; both sides need a "
+                   "transport in common (engine option tls=, UCX_TLS)", p->name, e->ucx->status_text(st), rd2h_ucx_said());
 }
 
 static int unpack_keys(rd2h_engine *e, rd2h_peer *p, const struct ucx_conn *at, struct rd2h_error *err) {
@@ -221,8 +224,8 @@ int rd2h_ucx_peer_disconnect(rd2h_engine *e, void *peer, struct rd2h_error *err)
   rd2h_peer *p = peer;
   (void)err;
   if (!drain(e, p)) { /* what UCX may still write to stays allocated: the peer and its reads are left as they are */
-    RD2H_ERR("engine ucx: UCX %s did not end %u gets of %s within %llu ms of closing the connection; what they read into may still be "
-             "written to", rd2h_ucx_version(), p->open, p->name, (unsigned long long)(CLOSE_NS / RD2H_MS));
+    RD2H_ERR("engine ucx: UCX %s did not end %u gets of %s within %llu ms of closing the connection; what they read into may "
+             "still be written to", rd2h_ucx_version(), p->open, p->name, (unsigned long long)(CLOSE_NS / RD2H_MS));
     p->lost = true;
     return RD2H_INTERNAL;
   }

@@ -58,13 +58,13 @@ int rd2h_ucx_watch(const struct ucx_process *self, const struct ucx_process *p, 
   if (fd < 0 && (errno == ESRCH || errno == EINVAL))
     return rd2h_fail(err, RD2H_PEER_LOST, "engine ucx: Prefill's process %u has ended; Prefill must connect again", p->pid);
   if (fd < 0)
-    return errno == EMFILE || errno == ENFILE ? rd2h_fail(err, RD2H_LIMIT, "engine ucx: cannot watch process %u: %s; it needs file "
-                                                          "descriptors for each peer (ulimit -n)", p->pid, strerror(errno))
+    return errno == EMFILE || errno == ENFILE ? rd2h_fail(err, RD2H_LIMIT, "engine ucx: cannot watch process %u: %s; it needs "
+                                                          "file descriptors for each peer (ulimit -n)", p->pid, strerror(errno))
                                               : RD2H_OK; /* a kernel without pidfd: UCX alone watches */
   if (start_time(p->pid) != p->start) {
     close(fd);
-    return rd2h_fail(err, RD2H_PEER_LOST, "engine ucx: Prefill's process %u has ended and its pid is another's; Prefill must connect "
-                     "again", p->pid);
+    return rd2h_fail(err, RD2H_PEER_LOST, "engine ucx: Prefill's process %u has ended and its pid is another's; Prefill must "
+                     "connect again", p->pid);
   }
   *pidfd = fd;
   return RD2H_OK;

@@ -48,7 +48,8 @@ static void get_failed(rd2h_engine *e, struct ucx_slot *s, uint32_t i, ucx_statu
   }
   s->failed_at = i;
   s->status = rd2h_fail(s->err, RD2H_IO, "engine ucx: reading %llu bytes at 0x%llx of %s failed, descriptor %u: %s%s",
-                        (unsigned long long)s->b->len[i], (unsigned long long)s->b->remote[i], p->name, i, e->ucx->status_text(st),
+                        (unsigned long long)s->b->len[i], (unsigned long long)s->b->remote[i], p->name, i,
+                        e->ucx->status_text(st),
                         rd2h_ucx_said());
 }
 
@@ -114,7 +115,8 @@ static void post_one(rd2h_engine *e, struct ucx_slot *s, uint64_t now) {
   uint32_t r = remote_region(p, b, s->i);
   if (r == UINT32_MAX) {
     s->failed_at = s->i;
-    s->status = rd2h_fail(s->err, RD2H_RANGE, "engine ucx: descriptor %u, %llu bytes at 0x%llx, lies in no region that %s has published",
+    s->status = rd2h_fail(s->err, RD2H_RANGE, "engine ucx: descriptor %u, %llu bytes at 0x%llx, lies in no region that %s has "
+                          "published",
                           s->i, (unsigned long long)b->len[s->i], (unsigned long long)b->remote[s->i], p->name);
     return;
   }
@@ -195,14 +197,16 @@ static void conclude(struct ucx_slot *s) {
     s->status = rd2h_fail(s->err, RD2H_CANCELED, "engine ucx: the read of %s was canceled after %llu of %llu bytes", p->name,
                           (unsigned long long)s->bytes, (unsigned long long)s->b->bytes);
   else if (p->lost) /* before it was submitted */
-    s->status = rd2h_fail(s->err, RD2H_PEER_LOST, "engine ucx: the connection to %s is lost; Prefill must connect again", p->name);
+    s->status = rd2h_fail(s->err, RD2H_PEER_LOST, "engine ucx: the connection to %s is lost; Prefill must connect again",
+                          p->name);
 }
 
 static void check_time(rd2h_engine *e, struct ucx_slot *s, uint64_t now) {
   rd2h_peer *p = s->peer;
   if (!s->status && now > s->submitted && now - s->submitted > e->timeout)
-    s->status = rd2h_fail(s->err, RD2H_TIMEOUT, "engine ucx: the read of %s did not end within %llu ms; %llu of %llu bytes came", p->name,
-                          (unsigned long long)(e->timeout / RD2H_MS), (unsigned long long)s->bytes, (unsigned long long)s->b->bytes);
+    s->status = rd2h_fail(s->err, RD2H_TIMEOUT, "engine ucx: the read of %s did not end within %llu ms; %llu of %llu bytes came",
+                          p->name, (unsigned long long)(e->timeout / RD2H_MS), (unsigned long long)s->bytes,
+                          (unsigned long long)s->b->bytes);
   if (to_end(s) && s->open && !p->lost && now > p->landed_ns && now - p->landed_ns > SILENCE_NS)
     rd2h_ucx_peer_lose(e, p, "it has not answered for two seconds, while a read was to be ended");
 }

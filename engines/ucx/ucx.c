@@ -77,8 +77,8 @@ static int open_context(rd2h_engine *e, const struct options *o, struct rd2h_err
   e->ucx->config_release(config);
   if (rc || st == UCX_OK)
     return rc;
-  return rd2h_fail(err, st == UCX_NO_MEMORY ? RD2H_NOMEM : RD2H_UNSUPPORTED, "engine ucx: UCX %s finds nothing to transfer by%s%s%s: "
-                   "%s%s; rd2h doctor and ucx_info -d show what it has", rd2h_ucx_version(), o->tls ? " with tls=" : "",
+  return rd2h_fail(err, st == UCX_NO_MEMORY ? RD2H_NOMEM : RD2H_UNSUPPORTED, "engine ucx: UCX %s finds nothing to transfer "
+                   "by%s%s%s: %s%s; rd2h doctor and ucx_info -d show what it has", rd2h_ucx_version(), o->tls ? " with tls=" : "",
                    o->tls ? o->tls : "", o->require_rdma ? " with require_rdma" : "", e->ucx->status_text(st), rd2h_ucx_said());
 }
 
@@ -162,7 +162,8 @@ static void ucx_close(rd2h_engine *e) {
   rd2h_free(e);
 }
 
-static int ucx_open(const struct rd2h_host *host, const struct rd2h_engine_opts *o, rd2h_engine **out, struct rd2h_engine_caps *caps,
+static int ucx_open(const struct rd2h_host *host, const struct rd2h_engine_opts *o, rd2h_engine **out,
+                    struct rd2h_engine_caps *caps,
                     struct rd2h_error *err) {
   struct options own = {0};
   int rc = RD2H_OK;
@@ -209,7 +210,8 @@ static int register_region(rd2h_engine *e, void *arg, struct rd2h_error *err) {
   const struct ucx_mem_map_params params = {.mask = UCX_MEM_MAP_ADDRESS | UCX_MEM_MAP_LENGTH, .address = g->what->base,
                                             .length = g->what->len};
   if (e->n_regions == UCX_REGIONS_MAX)
-    return rd2h_fail(err, RD2H_LIMIT, "engine ucx: more than %u regions cannot be registered: register larger ones", UCX_REGIONS_MAX);
+    return rd2h_fail(err, RD2H_LIMIT, "engine ucx: more than %u regions cannot be registered: register larger ones",
+                     UCX_REGIONS_MAX);
   struct ucx_region *r = &e->region[e->n_regions];
   rd2h_ucx_said();
   ucx_status st = e->ucx->mem_map(e->context, &params, &r->memh);
@@ -221,8 +223,9 @@ static int register_region(rd2h_engine *e, void *arg, struct rd2h_error *err) {
     st = UCX_NO_MEMORY;
   if (st != UCX_OK) {
     take_back(e, r, NULL);
-    return rd2h_fail(err, st == UCX_NO_MEMORY ? RD2H_NOMEM : RD2H_IO, "engine ucx: cannot register %llu bytes at %p: %s%s; look at the "
-                     "limit of locked memory (ulimit -l)", (unsigned long long)g->what->len, g->what->base, e->ucx->status_text(st),
+    return rd2h_fail(err, st == UCX_NO_MEMORY ? RD2H_NOMEM : RD2H_IO, "engine ucx: cannot register %llu bytes at %p: %s%s; look "
+                     "at the limit of locked memory (ulimit -l)", (unsigned long long)g->what->len, g->what->base,
+                     e->ucx->status_text(st),
                      rd2h_ucx_said());
   }
   r->base = (uintptr_t)g->what->base;
@@ -288,8 +291,8 @@ static int ucx_connect(rd2h_engine *e, struct rd2h_blob session, struct rd2h_blo
                        struct rd2h_error *err) {
   struct ucx_connect c = {.session = session, .cookie = cookie};
   if (!conn.len)
-    return rd2h_fail(err, RD2H_UNSUPPORTED, "engine ucx: the peer \"%.*s\" published no connection data for this engine: it is no "
-                     "rd2h, or was started with another transfer engine", session.len < 128 ? (int)session.len : 128,
+    return rd2h_fail(err, RD2H_UNSUPPORTED, "engine ucx: the peer \"%.*s\" published no connection data for this engine: it is "
+                     "no rd2h, or was started with another transfer engine", session.len < 128 ? (int)session.len : 128,
                      (const char *)session.p);
   int rc = rd2h_ucx_conn_decode(conn, &c.at, err);
   if (rc)
