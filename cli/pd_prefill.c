@@ -21,7 +21,7 @@ static json_t *hex(const uint8_t *p, size_t n) {
 }
 
 /* What each engine that this one stands for tells its readers. */
-static int offers(struct pd_read *r, json_t **out, const char **session, struct rd2h_error *err) {
+static int offers(struct pd_read *r, json_t **out, struct rd2h_error *err) {
   json_t *all = json_array();
   int rc = RD2H_OK;
   rd2h_eng *part;
@@ -39,11 +39,22 @@ static int offers(struct pd_read *r, json_t **out, const char **session, struct 
   return rc;
 }
 
+/* What peers call this process: as the engine wants it, else where it is reached. */
+static void session_of(struct pd_read *r, char out[PD_PEER_NAME + 8]) {
+  const char *session = NULL;
+  rd2h_eng *part;
+  for (uint32_t i = 0; !session && (part = rd2h_eng_part(r->eng, i)); i++)
+    session = rd2h_eng_session(part);
+  if (session)
+    snprintf(out, PD_PEER_NAME + 8, "%s", session);
+  else
+    snprintf(out, PD_PEER_NAME + 8, strchr(r->local_ip, ':') ? "[%.50s]:%llu" : "%.50s:%llu", r->local_ip, (unsigned long long)r->port);
+}
+
 static int prepare(struct pd_read *r, json_t **offer, char sha[PD_SHA_HEX], struct rd2h_error *err) {
   const struct rd2h_engine_opts o = {.size = sizeof o, .prefill = true, .host = r->local_ip, .options = r->option,
                                      .read_timeout_ns = r->timeout_s * 1000 * RD2H_MS};
-  char mine[PD_PEER_NAME + 8];
-  const char *session = mine;
+  char session[PD_PEER_NAME + 8];
   uint32_t region;
   json_t *list;
   int rc = rd2h_random(&r->seed, sizeof r->seed);
@@ -52,12 +63,12 @@ static int prepare(struct pd_read *r, json_t **offer, char sha[PD_SHA_HEX], stru
   rc = rc ? rc : pd_sha256(r, sha, err);
   rc = rc ? rc : rd2h_eng_open(r->engine, &o, &r->eng, err);
   rc = rc ? rc : rd2h_eng_reg(r->eng, &(struct rd2h_region){.base = r->memory_base, .len = r->bytes}, &region, err);
-  rc = rc ? rc : offers(r, &list, &session, err);
+  rc = rc ? rc : offers(r, &list, err);
   if (rc)
     return rc;
-  snprintf(mine, sizeof mine, strchr(r->local_ip, ':') ? "[%s]:%llu" : "%s:%llu", r->local_ip, (unsigned long long)r->port);
-  *offer = json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:s, s:o}", "rd2h", rd2h_version(), "engine", r->engine, "session", session, "base",
-                     (json_int_t)(uintptr_t)r->memory_base, "bytes", (json_int_t)r->bytes, "seed", (json_int_t)r->seed, "sha256",
+  session_of(r, session);
+  *offer = json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:s, s:o}", "rd2h", rd2h_version(), "engine", r->engine, "session", session,
+                     "base", (json_int_t)(uintptr_t)r->memory_base, "bytes", (json_int_t)r->bytes, "seed", (json_int_t)r->seed, "sha256",
                      sha, "offers", list);
   return *offer ? RD2H_OK : rd2h_nomem(err, "the offer");
 }
