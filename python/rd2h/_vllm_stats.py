@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counters of the C workers for vLLM's log line and its Prometheus page. Only what grows is passed on, as the difference since
-the last step: such numbers may be added up over ranks and over time."""
+"""Counters and gauges of the C workers for vLLM's log line and its Prometheus page. Counters are passed on as what they grew by since
+the last step, so that they may be added up over ranks and over time; gauges as they stand, of which the highest counts."""
 
 from __future__ import annotations
 
@@ -17,6 +17,15 @@ HELP = {
     "decode_bytes": "Bytes of KV pulled.",
     "decode_completed": "Requests whose KV is complete.",
     "decode_aborted": "Requests ended by the engine while KV was being pulled.",
+    "decode_parked": "Layer messages that came before their destinations.",
+    "decode_skipped": "Requests of layer messages that had ended here already.",
+    "decode_malformed": "Messages that could not be read.",
+    "decode_refused_keys": "Connections whose key is not allowed.",
+    "decode_oldest_wait_ms": "How long the request that waits longest for KV has waited.",
+    "decode_quarantined_blocks": "Blocks of ended requests that reads may still write.",
+    "prefill_oldest_wait_ms": "How long the layer message that waits longest for its answer has waited.",
+    "prefill_slots_closed": "Storage slots that wait for readers.",
+    "prefill_held": "Ended requests whose blocks readers still hold.",
 }
 
 
@@ -25,15 +34,24 @@ def names(prefill: bool) -> tuple[str, ...]:
     return tuple(f"{role}_{n}" for n in core.counters(f"rd2h_{role}_stats"))
 
 
+def gauges(prefill: bool) -> tuple[str, ...]:
+    role = "prefill" if prefill else "decode"
+    return tuple(f"{role}_{n}" for n in core.gauges(f"rd2h_{role}_stats"))
+
+
+GAUGES = frozenset(gauges(True) + gauges(False))
+
+
 class Rd2hStats(KVConnectorStats):
-    """data: counter name -> growth."""
+    """data: counter name -> growth, gauge name -> its value."""
 
     def reset(self) -> None:
         self.data = {}
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         for name, growth in other.data.items():
-            self.data[name] = self.data.get(name, 0) + growth
+            old = self.data.get(name, 0)
+            self.data[name] = max(old, growth) if name in GAUGES else old + growth
         return self
 
     def reduce(self) -> dict[str, int | float]:
@@ -44,33 +62,38 @@ class Rd2hStats(KVConnectorStats):
 
 
 class Growth:
-    """Turns a rank's counters into what they grew by since the last look."""
+    """Turns a rank's counters into what they grew by since the last look; gauges come when they have changed."""
 
     def __init__(self, prefill: bool) -> None:
         self._role = "prefill" if prefill else "decode"
         self._names = core.counters(f"rd2h_{self._role}_stats")
+        self._gauges = core.gauges(f"rd2h_{self._role}_stats")
         self._last: dict[str, int] = {}
 
     def take(self, stats: dict[str, int]) -> Rd2hStats | None:
         grown = {f"{self._role}_{n}": stats[n] - self._last.get(n, 0) for n in self._names if stats[n] > self._last.get(n, 0)}
+        grown |= {f"{self._role}_{n}": stats[n] for n in self._gauges if stats[n] != self._last.get(n, 0)}
         self._last = stats
         return Rd2hStats(data=grown) if grown else None
 
 
 class Rd2hPromMetrics(KVConnectorPromMetrics):
-    """One counter a name, labelled by engine: vllm:rd2h_<name>."""
+    """One counter or gauge a name, labelled by engine: vllm:rd2h_<name>. A gauge is of the rank where it is highest."""
 
     def __init__(self, vllm_config, metric_types, labelnames, per_engine_labelvalues) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         prefill = vllm_config.kv_transfer_config.kv_role == "kv_producer"
-        self._counters = {n: self._make(n, labelnames) for n in names(prefill)}
+        self._counters = {n: self._make(n, labelnames, self._counter_cls) for n in names(prefill)}
+        self._gauges = {n: self._make(n, labelnames, self._gauge_cls, multiprocess_mode="mostrecent") for n in gauges(prefill)}
 
-    def _make(self, name: str, labelnames: list[str]) -> dict[int, Any]:
+    def _make(self, name: str, labelnames: list[str], kind: Any, **options: Any) -> dict[int, Any]:
         text = HELP.get(name, f"rd2h: {name.replace('_', ' ')}.")
-        counter = self._counter_cls(name=f"vllm:rd2h_{name}", documentation=text, labelnames=labelnames)
-        return create_metric_per_engine(counter, self.per_engine_labelvalues)
+        metric = kind(name=f"vllm:rd2h_{name}", documentation=text, labelnames=labelnames, **options)
+        return create_metric_per_engine(metric, self.per_engine_labelvalues)
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         for name, growth in transfer_stats_data.items():
             if name in self._counters:
                 self._counters[name][engine_idx].inc(growth)
+            elif name in self._gauges:
+                self._gauges[name][engine_idx].set(growth)

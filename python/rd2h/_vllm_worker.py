@@ -9,6 +9,7 @@ from typing import Any
 
 from rd2h import _vllm_model, core
 from rd2h._vllm_model import Engine
+from rd2h._vllm_support import keys, state_on_signal
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
@@ -40,6 +41,7 @@ class PrefillRank:
             host=o["host"],
             engine=o["transfer_backend"],
             on_read_failure=core.lib.RD2H_RAISE if self.raises else core.lib.RD2H_ISOLATE,
+            **keys(o, "curve_servers"),
             max_queue_bytes_mb=o["max_queue_mb"],
             **_pick(o, "handshake_ms", "hold_ms", "liveness_ms", "settle_ms"),
         )
@@ -93,6 +95,7 @@ class DecodeRank:
             self._layout,
             _vllm_model.memory(kv_caches),
             bind_host=o["bind_host"],
+            **keys(o, "curve_allow"),
             port=core.rank_port(e.kv_port, e.dp_rank, tp.rank_in_group, e.tp_size),
             tp_rank=tp.rank_in_group,
             tp_size=e.tp_size,
@@ -150,4 +153,6 @@ def _layout(e: Engine, kv_caches: dict[str, Any], tp_rank: int) -> core.Layout:
 
 
 def create(e: Engine, kv_caches: dict[str, Any]) -> Any:
-    return PrefillRank(e, kv_caches) if e.prefill else DecodeRank(e, kv_caches)
+    rank = PrefillRank(e, kv_caches) if e.prefill else DecodeRank(e, kv_caches)
+    state_on_signal(e.options, rank._c)
+    return rank

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from rd2h._rd2h import ffi, lib
 
 COLLECT = 64  # outcomes fetched per call of the C library
+DUMP_MAX = 1 << 20  # bytes of a rank's state; what is longer is cut
 
 
 class Rd2hError(RuntimeError):
@@ -133,6 +134,20 @@ def _stats(ctype: str, fill) -> dict[str, int]:
     s = ffi.new(f"struct {ctype} *")
     fill(s)
     return {name: getattr(s, name) for name, _ in ffi.typeof(f"struct {ctype}").fields}
+
+
+def _dump(fill, p) -> str:
+    """What a rank says of its state, a line each."""
+    if p == ffi.NULL:
+        return ""
+    text = ffi.new("char[]", DUMP_MAX)
+    fill(p, text, DUMP_MAX)
+    return ffi.string(text).decode("utf-8", "replace")
+
+
+def gauges(ctype: str) -> tuple[str, ...]:
+    """Names of a statistics struct that say how things stand now (32 bits wide)."""
+    return tuple(n for n, f in ffi.typeof(f"struct {ctype}").fields if f.type.cname == "uint32_t")
 
 
 def counters(ctype: str) -> tuple[str, ...]:
@@ -385,6 +400,9 @@ class Prefill(_Worker):
     def stats(self) -> dict[str, int]:
         return _stats("rd2h_prefill_stats", lambda s: lib.rd2h_prefill_stats(self._p, s))
 
+    def dump(self) -> str:
+        return _dump(lib.rd2h_prefill_dump, self._p)
+
 
 class Decode(_Worker):
     """include/rd2h/decode.h."""
@@ -421,3 +439,6 @@ class Decode(_Worker):
     @property
     def stats(self) -> dict[str, int]:
         return _stats("rd2h_decode_stats", lambda s: lib.rd2h_decode_stats(self._p, s))
+
+    def dump(self) -> str:
+        return _dump(lib.rd2h_decode_dump, self._p)
