@@ -42,7 +42,7 @@ static enum step say_hello(struct tcp_server *s, struct tcp_link *l) {
   enum step step = receive(l, l->in, TCP_HELLO);
   if (step != GO_ON)
     return step;
-  int rc = rd2h_tcp_hello_check(l->in, s->self.token);
+  int rc = rd2h_tcp_server_greet(s, l->in, &l->reader);
   if (rc) {
     rd2h_tcp_link_refuse(s, l, rc);
     return GO_ON;
@@ -68,10 +68,10 @@ static enum step take_list(struct tcp_server *s, struct tcp_link *l) {
   if (step != GO_ON)
     return step;
   pthread_mutex_lock(&s->lock);
-  int rc = rd2h_tcp_list_check(&s->regions, &l->q, l->list, &l->at);
+  int rc = rd2h_tcp_server_knows(s, l->reader) ? rd2h_tcp_list_check(&s->regions, &l->q, l->list, &l->at) : RD2H_PERMISSION;
   l->epoch = s->epoch;
   pthread_mutex_unlock(&s->lock);
-  if (rc == RD2H_MALFORMED) {
+  if (rc == RD2H_MALFORMED || rc == RD2H_PERMISSION) {
     rd2h_tcp_link_refuse(s, l, rc);
     return GO_ON;
   }
@@ -97,7 +97,9 @@ static void look_again(struct tcp_server *s, struct tcp_link *l) {
     return;
   uint32_t at;
   l->epoch = s->epoch;
-  if (rd2h_tcp_list_check(&s->regions, &l->q, l->list, &at))
+  if (!rd2h_tcp_server_knows(s, l->reader))
+    spoil(l, RD2H_STATE, UINT32_MAX);
+  else if (rd2h_tcp_list_check(&s->regions, &l->q, l->list, &at))
     spoil(l, RD2H_STATE, at);
 }
 

@@ -179,13 +179,17 @@ int rd2h_tcp_server_reg(struct tcp_server *s, const struct rd2h_region *r, uint3
   return rc;
 }
 
+void rd2h_tcp_server_settle(struct tcp_server *s) {
+  s->epoch++;
+  for (uint64_t running = s->copies; s->copying && s->copies == running;)
+    pthread_cond_wait(&s->idle, &s->lock);
+}
+
 void rd2h_tcp_server_dereg(struct tcp_server *s, uint32_t region) {
   pthread_mutex_lock(&s->lock);
   if (region < s->regions.n) {
     s->regions.r[region].base = NULL; /* its number is never given again: readers hold it */
-    s->epoch++;
-    for (uint64_t running = s->copies; s->copying && s->copies == running;)
-      pthread_cond_wait(&s->idle, &s->lock);
+    rd2h_tcp_server_settle(s);
   }
   pthread_mutex_unlock(&s->lock);
 }
@@ -295,5 +299,6 @@ void rd2h_tcp_server_close(struct tcp_server *s) {
   pthread_cond_destroy(&s->idle);
   pthread_mutex_destroy(&s->lock);
   rd2h_free(s->regions.r);
+  rd2h_free(s->token);
   rd2h_free(s);
 }

@@ -25,9 +25,15 @@ struct tcp_link {
   uint32_t framed;   /* bytes sent of head and tail together */
   bool bare;         /* the head alone is the answer */
   bool careful;      /* a call has met a hole: page by page from here, so that what lies before it goes out and it is found */
-  uint64_t epoch;    /* of the regions when the list was checked */
+  uint64_t epoch;    /* of regions and tokens when the list was checked */
+  uint64_t reader;   /* whose token it showed; 0: the engine's own */
   uint8_t in[TCP_HELLO];
   uint8_t list[TCP_DESC_MAX * TCP_DESC];
+};
+
+struct tcp_token {
+  uint64_t reader;
+  uint8_t token[TCP_TOKEN];
 };
 
 struct tcp_server {
@@ -44,10 +50,18 @@ struct tcp_server {
   pthread_mutex_t lock; /* guards what follows */
   pthread_cond_t idle;
   struct tcp_regions regions;
-  uint64_t epoch;       /* grows with every region that goes */
+  struct tcp_token *token;
+  uint32_t n_tokens, cap_tokens;
+  uint64_t epoch;       /* grows with every region and token that goes */
   uint64_t copies;      /* system calls that read regions: finished so far */
   bool copying, stop;
 };
+
+/* The lock is held: what has gone is not read any more when it returns. */
+void rd2h_tcp_server_settle(struct tcp_server *);
+/* tokens.c: a hello as rd2h_tcp_hello_check judges it, and whose token it shows; the lock is held for the second. */
+int rd2h_tcp_server_greet(struct tcp_server *, const uint8_t hello[TCP_HELLO], uint64_t *reader);
+bool rd2h_tcp_server_knows(const struct tcp_server *, uint64_t reader);
 
 /* link.c: the link can go on (true), or must be closed. */
 bool rd2h_tcp_link_run(struct tcp_server *, struct tcp_link *);

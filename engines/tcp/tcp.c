@@ -8,10 +8,12 @@
 struct rd2h_engine {
   struct tcp_server *server; /* on Prefill */
   struct tcp_client *client; /* on Decode */
+  struct tcp_targets targets;
 };
 struct options {
   uint32_t streams;
   const char *bind_host;
+  struct tcp_targets targets;
 };
 
 static int parse_option(const char *text, struct options *o, struct rd2h_error *err) {
@@ -19,8 +21,11 @@ static int parse_option(const char *text, struct options *o, struct rd2h_error *
     o->bind_host = text + 5;
     return RD2H_OK;
   }
+  if (!strncmp(text, "targets=", 8))
+    return rd2h_tcp_targets_parse(text + 8, &o->targets, err);
   if (strncmp(text, "streams=", 8))
-    return rd2h_fail(err, RD2H_INVALID, "engine tcp: unknown option \"%.100s\": it has streams=N and bind=ADDRESS", text);
+    return rd2h_fail(err, RD2H_INVALID, "engine tcp: unknown option \"%.100s\": it has streams=N, bind=ADDRESS and targets=LIST",
+                     text);
   char *end;
   unsigned long n = strtoul(text + 8, &end, 10);
   if (end == text + 8 || *end || !n || n > TCP_STREAMS_MAX || text[8] == '-')
@@ -42,6 +47,7 @@ static int tcp_open(const struct rd2h_host *host, const struct rd2h_engine_opts 
   rd2h_engine *e = rd2h_zalloc(sizeof *e);
   if (!e)
     return rd2h_nomem(err, "engine tcp");
+  e->targets = own.targets;
   rc = o->prefill ? rd2h_tcp_server_open(o->host ? o->host : "127.0.0.1", own.bind_host, timeout, &e->server, err)
                   : rd2h_tcp_client_open(own.streams, timeout, &e->client, err);
   if (rc) {
@@ -83,6 +89,22 @@ static int tcp_publish(rd2h_engine *e, uint8_t *buf, uint32_t cap, uint32_t *len
   return RD2H_OK;
 }
 
+static int tcp_publish_for(rd2h_engine *e, uint64_t reader, uint8_t *buf, uint32_t cap, uint32_t *len) {
+  if (!e->server || cap < TCP_CONN)
+    return tcp_publish(e, buf, cap, len);
+  struct rd2h_tcp_conn own = *rd2h_tcp_server_conn(e->server);
+  int rc = rd2h_tcp_server_admit(e->server, reader, own.token);
+  *len = TCP_CONN;
+  if (!rc)
+    rd2h_tcp_conn_encode(&own, buf);
+  return rc;
+}
+
+static void tcp_revoke(rd2h_engine *e, uint64_t reader) {
+  if (e->server)
+    rd2h_tcp_server_revoke(e->server, reader);
+}
+
 static int tcp_connect(rd2h_engine *e, struct rd2h_blob session, struct rd2h_blob conn, uint64_t cookie, rd2h_peer **out,
                        struct rd2h_error *err) {
   struct rd2h_tcp_conn at;
@@ -91,6 +113,7 @@ static int tcp_connect(rd2h_engine *e, struct rd2h_blob session, struct rd2h_blo
                      "rd2h, or was started with another transfer engine", session.len < 128 ? (int)session.len : 128,
                      (const char *)session.p);
   int rc = rd2h_tcp_conn_decode(conn, &at, err);
+  rc = rc ? rc : rd2h_tcp_targets_check(&e->targets, &at, session, err);
   return rc ? rc : rd2h_tcp_client_connect(e->client, &at, cookie, out, err);
 }
 
@@ -133,5 +156,5 @@ const struct rd2h_engine_ops rd2h_engine_tcp = {
   .abi = RD2H_ENGINE_ABI, .size = sizeof rd2h_engine_tcp, .name = "tcp", .open = tcp_open, .close = tcp_close, .reg = tcp_reg,
   .dereg = tcp_dereg, .publish = tcp_publish, .connect = tcp_connect, .disconnect = tcp_disconnect, .submit = tcp_submit,
   .cancel = tcp_cancel, .poll = tcp_poll, .events = tcp_events, .fd = tcp_fd, .stats = tcp_stats,
-  .last_error = tcp_last_error,
+  .last_error = tcp_last_error, .publish_for = tcp_publish_for, .revoke = tcp_revoke,
 };

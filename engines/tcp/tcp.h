@@ -20,6 +20,7 @@
 #define TCP_IOVECS (TCP_DESC_MAX + 4u)
 #define TCP_STREAMS_MAX 16u
 #define TCP_REGIONS_MAX 4096u
+#define TCP_TARGETS_MAX 16u
 #define TCP_REGION_SEARCH UINT32_MAX
 #define TCP_TIMEOUT_NS (31000 * RD2H_MS) /* where the options name none */
 
@@ -67,6 +68,21 @@ int rd2h_tcp_resolve(const char *host, struct rd2h_tcp_conn *, struct rd2h_error
 /* No delay, and the kernel notices within about `timeout` that the other host is gone, idle or not. */
 void rd2h_tcp_socket_options(int fd, uint64_t timeout_ns);
 
+/* ---- targets.c: addresses that Decode may be told to connect to ---- */
+struct tcp_net {
+  bool v6;
+  uint8_t addr[16];
+  uint32_t bits;
+};
+struct tcp_targets {
+  bool any;
+  uint32_t n; /* 0: the host that the peer's session names */
+  struct tcp_net net[TCP_TARGETS_MAX];
+};
+int rd2h_tcp_targets_parse(const char *list, struct tcp_targets *, struct rd2h_error *);
+/* PERMISSION for an address that is not among them. A session that names its host by a name cannot be compared: any address will do. */
+int rd2h_tcp_targets_check(const struct tcp_targets *, const struct rd2h_tcp_conn *, struct rd2h_blob session, struct rd2h_error *);
+
 /* ---- regions.c: what may be served ---- */
 struct tcp_regions {
   uint32_t n, hint;
@@ -83,6 +99,9 @@ int rd2h_tcp_server_open(const char *host, const char *bind_host, uint64_t timeo
 void rd2h_tcp_server_close(struct tcp_server *); /* on return nothing is served any more */
 int rd2h_tcp_server_reg(struct tcp_server *, const struct rd2h_region *, uint32_t *region, struct rd2h_error *);
 void rd2h_tcp_server_dereg(struct tcp_server *, uint32_t region); /* on return no byte of it is read any more */
+/* A token for one reader (not 0), until it is revoked: on return of that no byte is read for it any more. Errors: IO, LIMIT. */
+int rd2h_tcp_server_admit(struct tcp_server *, uint64_t reader, uint8_t token[TCP_TOKEN]);
+void rd2h_tcp_server_revoke(struct tcp_server *, uint64_t reader);
 const struct rd2h_tcp_conn *rd2h_tcp_server_conn(const struct tcp_server *);
 int rd2h_tcp_server_fd(const struct tcp_server *); /* a descriptor that is never readable */
 

@@ -549,6 +549,78 @@ static void revoked_while_sent(void **state) {
   prefill_close(&p);
 }
 
+/* Data that was published for one connection of a reader ends with it; others read on. */
+static void one_reader_is_revoked(void **state) {
+  struct prefill p;
+  uint8_t conn[2][TCP_CONN];
+  uint32_t len;
+  rd2h_eng *e = decode_open(0, "streams=2");
+  rd2h_eng_peer *peer[2];
+  struct two t;
+  (void)state;
+  memset(memory, 0x33, sizeof memory);
+  prefill_open(&p, "127.0.0.1");
+  for (uint64_t i = 0; i < 2; i++) {
+    assert_int_equal(rd2h_engine_tcp.publish_for(p.e, i + 1, conn[i], TCP_CONN, &len), RD2H_OK);
+    peer[i] = decode_connect(e, conn[i], i);
+    two_init(&t, i);
+    assert_int_equal(rd2h_eng_submit(e, peer[i], &t.b), RD2H_OK);
+    assert_int_equal(complete(e).status, RD2H_OK);
+  }
+  assert_true(memcmp(conn[0] + 24, conn[1] + 24, TCP_TOKEN) && memcmp(conn[0] + 24, p.conn + 24, TCP_TOKEN));
+  rd2h_engine_tcp.revoke(p.e, 1);
+  memset(memory, NEW, sizeof memory);
+  memset(dst, OLD, sizeof dst);
+  two_init(&t, 2);
+  assert_int_equal(rd2h_eng_submit(e, peer[0], &t.b), RD2H_OK);
+  assert_int_equal(complete(e).status, RD2H_PEER_LOST);
+  for (size_t i = 0; i < 2 * LEN; i++)
+    assert_int_equal(dst[i], OLD);
+  expect_other_goes_on(e, peer[1]);
+  rd2h_engine_tcp.revoke(p.e, 1);
+  rd2h_eng_disconnect(e, peer[0]);
+  peer[0] = decode_connect(e, conn[0], 7);
+  assert_int_equal(down(e), RD2H_PEER_LOST);
+  rd2h_eng_close(e);
+  prefill_close(&p);
+}
+
+/* The same in the middle of its replies: on return of revoke nothing is read for it. */
+static void revoked_reader_while_sent(void **state) {
+  enum { REQUESTS = 24 };
+  struct prefill p;
+  uint8_t conn[TCP_CONN];
+  const struct tcp_desc d = {(uintptr_t)memory, TCP_PIECE_MAX, 0};
+  struct rd2h_tcp_conn at;
+  uint32_t len;
+  (void)state;
+  memset(memory, 0x11, sizeof memory);
+  prefill_open(&p, "127.0.0.1");
+  assert_int_equal(rd2h_engine_tcp.publish_for(p.e, 7, conn, TCP_CONN, &len), RD2H_OK);
+  assert_int_equal(rd2h_tcp_conn_decode((struct rd2h_blob){conn, TCP_CONN}, &at, NULL), RD2H_OK);
+  int fd = dial(&p, at.token);
+  for (uint32_t i = 0; i < REQUESTS; i++)
+    request(fd, i, 1, d.len, &d, 1);
+  assert_int_equal(hear(fd).status, RD2H_OK);
+  rd2h_engine_tcp.revoke(p.e, 7);
+  memset(memory, NEW, sizeof memory);
+  struct tcp_reply r = {.kind = TCP_REPLY_HEAD};
+  for (uint32_t i = 0; i < REQUESTS && r.kind != TCP_REPLY_REFUSED; i++) {
+    r = i ? hear(fd) : r;
+    if (r.kind == TCP_REPLY_REFUSED)
+      break;
+    get(fd, dst, d.len);
+    for (size_t k = 0; k < d.len; k++)
+      if (dst[k] != 0x11 && dst[k])
+        fail_msg("byte %zu of reply %u is 0x%02x: neither of the region nor zero", k, i, dst[k]);
+    hear(fd);
+  }
+  assert_int_equal(r.kind, TCP_REPLY_REFUSED);
+  assert_int_equal(r.status, RD2H_PERMISSION);
+  close(fd);
+  prefill_close(&p);
+}
+
 /* Streams that never say who they are cannot keep readers out. */
 static void silent_crowd(void **state) {
   enum { CROWD = 300 };
@@ -598,6 +670,55 @@ static void many_streams_and_ip_version_6(void **state) {
   prefill_close(&p);
 }
 
+/* Connection data comes from outside: where it may send Decode. */
+static void targets(void **state) {
+  static const struct {
+    const char *list, *address, *session;
+    int status;
+  } cases[] = {
+    {NULL, "10.1.2.3", "10.1.2.3:77", RD2H_OK},          {NULL, "10.1.2.3", "10.1.2.4:77", RD2H_PERMISSION},
+    {NULL, "fd00::7", "[fd00::7]:77", RD2H_OK},          {NULL, "fd00::8", "[fd00::7]:77", RD2H_PERMISSION},
+    {NULL, "::ffff:10.1.2.3", "10.1.2.3:77", RD2H_OK},   {NULL, "10.1.2.3", "prefill-0.cluster:77", RD2H_OK},
+    {NULL, "10.1.2.3", "", RD2H_OK},                     {"any", "10.1.2.3", "10.9.9.9:1", RD2H_OK},
+    {"10.0.0.0/8", "10.1.2.3", "10.9.9.9:1", RD2H_OK},   {"10.0.0.0/8", "11.1.2.3", "11.1.2.3:1", RD2H_PERMISSION},
+    {"10.1.2.0/23", "10.1.3.9", "", RD2H_OK},            {"10.1.2.0/23", "10.1.4.9", "", RD2H_PERMISSION},
+    {"10.1.2.3+fd00::/8", "fd12::1", "", RD2H_OK},       {"10.1.2.3+fd00::/8", "fe00::1", "", RD2H_PERMISSION},
+    {"0.0.0.0/0", "8.8.8.8", "", RD2H_OK},               {"0.0.0.0/0", "fd12::1", "", RD2H_PERMISSION},
+  };
+  static const char *const bad[] = {"", "10.1.2.3/33", "10.1.2.3/", "10.1.2", "fd00::/129", "10.1.2.3+", "10.0.0.0/8x", "Any"};
+  struct tcp_targets t;
+  struct rd2h_tcp_conn at;
+  struct rd2h_error err;
+  (void)state;
+  for (size_t i = 0; i < RD2H_COUNT(cases); i++) {
+    struct rd2h_blob session = {(const uint8_t *)cases[i].session, (uint32_t)strlen(cases[i].session)};
+    t = (struct tcp_targets){0};
+    if (cases[i].list)
+      assert_int_equal(rd2h_tcp_targets_parse(cases[i].list, &t, &err), RD2H_OK);
+    assert_int_equal(rd2h_tcp_resolve(cases[i].address, &at, &err), RD2H_OK);
+    if (rd2h_tcp_targets_check(&t, &at, session, &err) != cases[i].status)
+      fail_msg("targets %s, %s offered by %s: not %d", cases[i].list ? cases[i].list : "-", cases[i].address, cases[i].session,
+               cases[i].status);
+  }
+  for (size_t i = 0; i < RD2H_COUNT(bad); i++)
+    if (rd2h_tcp_targets_parse(bad[i], &t, &err) != RD2H_INVALID)
+      fail_msg("targets=%s is taken", bad[i]);
+}
+
+/* The engine asks before it connects. */
+static void a_target_is_refused(void **state) {
+  struct prefill p;
+  struct rd2h_error err;
+  rd2h_eng_peer *peer = NULL;
+  rd2h_eng *e = decode_open(0, "targets=10.0.0.0/8");
+  (void)state;
+  prefill_open(&p, "127.0.0.1");
+  assert_int_equal(rd2h_eng_connect(e, (struct rd2h_blob){0}, (struct rd2h_blob){p.conn, TCP_CONN}, 1, &peer, &err), RD2H_PERMISSION);
+  assert_non_null(strstr(err.text, "127.0.0.1"));
+  rd2h_eng_close(e);
+  prefill_close(&p);
+}
+
 static void options(void **state) {
   static const struct {
     bool prefill;
@@ -606,6 +727,7 @@ static void options(void **state) {
     {false, NULL, "streams=0", "from 1 to 16"},       {false, NULL, "streams=17", "from 1 to 16"},
     {false, NULL, "streams=-1", "from 1 to 16"},      {false, NULL, "streams=2x", "from 1 to 16"},
     {false, NULL, "streams=", "from 1 to 16"},        {false, NULL, "stream=2", "unknown option"},
+    {false, NULL, "targets=10.0.0.0/8+nowhere", "nowhere"},
     {true, NULL, "bind=", "unknown option"},          {true, "no host", NULL, "no address"},
     {true, "0.0.0.0", NULL, "bind=0.0.0.0"},          {true, "fe80::1", NULL, "link-local"},
     {true, "192.0.2.1", NULL, "bind=ADDRESS"},
@@ -650,6 +772,8 @@ int main(void) {
     cmocka_unit_test(bad_destination),    cmocka_unit_test(bad_hello),      cmocka_unit_test(bad_requests),
     cmocka_unit_test(outside_of_regions), cmocka_unit_test(revoked_while_sent), cmocka_unit_test(silent_crowd),
     cmocka_unit_test(many_streams_and_ip_version_6), cmocka_unit_test(options), cmocka_unit_test(nobody_listens),
+    cmocka_unit_test(one_reader_is_revoked), cmocka_unit_test(revoked_reader_while_sent), cmocka_unit_test(targets),
+    cmocka_unit_test(a_target_is_refused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -133,6 +133,10 @@ struct rd2h_engine_ops {
   const char *(*last_error)(rd2h_engine *, uint64_t id);
   /* The session string that peers reach a Prefill by; it lives as long as the engine. NULL, or the slot is NULL: any will do. */
   const char *(*session)(rd2h_engine *);
+  /* On Prefill, both or neither: publish's data for one connection of a reader alone, by a number that is not 0, and the end of it: on
+   * return of revoke nothing is read any more by who shows that data. Without them publish's data serves every reader. */
+  int (*publish_for)(rd2h_engine *, uint64_t reader, uint8_t *buf, uint32_t cap, uint32_t *len);
+  void (*revoke)(rd2h_engine *, uint64_t reader);
 };
 
 #ifdef __cplusplus

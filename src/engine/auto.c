@@ -16,7 +16,7 @@ static const struct {
   /* Best first. Without RDMA ucx has nothing over the other two. */
   {"local", {"yama="}, NULL},
   {"ucx", {"lib=", "tls=", "devices="}, "require_rdma=1"},
-  {"tcp", {"streams=", "bind="}, NULL},
+  {"tcp", {"streams=", "bind=", "targets="}, NULL},
 };
 
 struct auto_peer {
@@ -53,9 +53,15 @@ static int auto_reg(rd2h_eng *e, const struct rd2h_region *r, uint32_t *region, 
 }
 
 /* One blob cannot hold the data of several: the parts publish (rd2h_eng_part). */
-static int auto_publish(rd2h_eng *e, struct rd2h_buf *buf, struct rd2h_error *err) {
-  (void)buf;
+static int auto_publish(rd2h_eng *e, uint64_t reader, struct rd2h_buf *buf, struct rd2h_error *err) {
+  (void)buf, (void)reader;
   return rd2h_fail(err, RD2H_STATE, "engine %s: each engine it stands for publishes its own connection data", e->name);
+}
+
+static void auto_revoke(rd2h_eng *e, uint64_t reader) {
+  struct several *a = (struct several *)e;
+  for (uint32_t i = 0; i < a->n; i++)
+    rd2h_eng_revoke(a->part[i], reader);
 }
 
 static int connect_part(struct several *a, uint32_t i, struct rd2h_blob session, struct rd2h_blob conn, uint64_t cookie,
@@ -159,7 +165,7 @@ static const char *auto_last_error(rd2h_eng *e, uint64_t id) {
 }
 
 static const struct rd2h_eng_face auto_face = {
-  .close = auto_close, .reg = auto_reg, .publish = auto_publish, .part = auto_part, .connect = auto_connect,
+  .close = auto_close, .reg = auto_reg, .publish = auto_publish, .revoke = auto_revoke, .part = auto_part, .connect = auto_connect,
   .choose = auto_choose, .disconnect = auto_disconnect, .submit = auto_submit, .cancel = auto_cancel, .poll = auto_poll,
   .events = auto_events, .fd = auto_fd, .stats = auto_stats, .last_error = auto_last_error,
 };

@@ -122,7 +122,15 @@ int rd2h_eng_reg(rd2h_eng *e, const struct rd2h_region *r, uint32_t *region, str
 }
 
 int rd2h_eng_publish(rd2h_eng *e, struct rd2h_buf *buf, struct rd2h_error *err) {
-  return e->face->publish(e, buf, err);
+  return e->face->publish(e, 0, buf, err);
+}
+
+int rd2h_eng_publish_for(rd2h_eng *e, uint64_t reader, struct rd2h_buf *buf, struct rd2h_error *err) {
+  return e->face->publish(e, reader, buf, err);
+}
+
+void rd2h_eng_revoke(rd2h_eng *e, uint64_t reader) {
+  e->face->revoke(e, reader);
 }
 
 rd2h_eng *rd2h_eng_part(rd2h_eng *e, uint32_t i) {

@@ -27,7 +27,11 @@ rd2h_eng *rd2h_eng_part(rd2h_eng *, uint32_t i);
 /* With 0 in max_desc or max_inflight_per_peer: no bound of the engine's own. */
 const struct rd2h_engine_caps *rd2h_eng_caps(const rd2h_eng *);
 int rd2h_eng_reg(rd2h_eng *, const struct rd2h_region *, uint32_t *region, struct rd2h_error *);
-int rd2h_eng_publish(rd2h_eng *, struct rd2h_buf *, struct rd2h_error *); /* appends connection data */
+int rd2h_eng_publish(rd2h_eng *, struct rd2h_buf *, struct rd2h_error *); /* appends connection data, for every reader */
+/* The same for one connection of a reader alone, by a number that is not 0, until it is revoked. Where the engine knows no such
+ * difference it is for all. */
+int rd2h_eng_publish_for(rd2h_eng *, uint64_t reader, struct rd2h_buf *, struct rd2h_error *);
+void rd2h_eng_revoke(rd2h_eng *, uint64_t reader); /* on return that reader gets no byte any more, if the engine can do that */
 
 /* The session string that Prefill must publish for this engine; NULL: any will do. */
 const char *rd2h_eng_session(rd2h_eng *);

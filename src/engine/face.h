@@ -7,7 +7,8 @@
 struct rd2h_eng_face {
   void (*close)(rd2h_eng *);
   int (*reg)(rd2h_eng *, const struct rd2h_region *, uint32_t *, struct rd2h_error *);
-  int (*publish)(rd2h_eng *, struct rd2h_buf *, struct rd2h_error *);
+  int (*publish)(rd2h_eng *, uint64_t reader, struct rd2h_buf *, struct rd2h_error *);
+  void (*revoke)(rd2h_eng *, uint64_t reader);
   int (*connect)(rd2h_eng *, struct rd2h_blob session, struct rd2h_blob conn, uint64_t cookie, rd2h_eng_peer **,
                  struct rd2h_error *);
   rd2h_eng *(*part)(rd2h_eng *, uint32_t i); /* NULL: it stands for itself alone */
@@ -46,7 +47,8 @@ struct rd2h_module {
 /* Checks the table, opens the engine and fills *m but for its face. */
 int rd2h_module_open(struct rd2h_module *m, const struct rd2h_engine_ops *, const struct rd2h_engine_opts *, struct rd2h_error *);
 int rd2h_module_reg(rd2h_eng *, const struct rd2h_region *, uint32_t *, struct rd2h_error *);
-int rd2h_module_publish(rd2h_eng *, struct rd2h_buf *, struct rd2h_error *);
+int rd2h_module_publish(rd2h_eng *, uint64_t reader, struct rd2h_buf *, struct rd2h_error *);
+void rd2h_module_revoke(rd2h_eng *, uint64_t reader);
 /* Fills and links the record p, which stays the caller's. */
 int rd2h_module_connect(struct rd2h_module *m, struct rd2h_blob session, struct rd2h_blob conn, uint64_t cookie, rd2h_eng_peer *p,
                         struct rd2h_error *);

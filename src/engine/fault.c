@@ -139,8 +139,12 @@ static int fault_reg(rd2h_eng *e, const struct rd2h_region *r, uint32_t *region,
   return rd2h_eng_reg(((struct fault *)e)->inner, r, region, err);
 }
 
-static int fault_publish(rd2h_eng *e, struct rd2h_buf *buf, struct rd2h_error *err) {
-  return rd2h_eng_publish(((struct fault *)e)->inner, buf, err);
+static int fault_publish(rd2h_eng *e, uint64_t reader, struct rd2h_buf *buf, struct rd2h_error *err) {
+  return rd2h_eng_publish_for(((struct fault *)e)->inner, reader, buf, err);
+}
+
+static void fault_revoke(rd2h_eng *e, uint64_t reader) {
+  rd2h_eng_revoke(((struct fault *)e)->inner, reader);
 }
 
 static int fault_connect(rd2h_eng *e, struct rd2h_blob session, struct rd2h_blob conn, uint64_t cookie, rd2h_eng_peer **out,
@@ -188,7 +192,7 @@ static const char *fault_session(rd2h_eng *e) {
 }
 
 static const struct rd2h_eng_face fault_face = {
-  .close = fault_close, .reg = fault_reg, .publish = fault_publish, .part = fault_part, .connect = fault_connect,
+  .close = fault_close, .reg = fault_reg, .publish = fault_publish, .revoke = fault_revoke, .part = fault_part, .connect = fault_connect,
   .choose = fault_choose, .disconnect = fault_disconnect,
   .submit = fault_submit, .cancel = fault_cancel, .poll = fault_poll, .events = fault_events, .fd = fault_fd,
   .stats = fault_stats, .last_error = fault_last_error, .session = fault_session,

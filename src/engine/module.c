@@ -73,22 +73,32 @@ int rd2h_module_reg(rd2h_eng *e, const struct rd2h_region *r, uint32_t *region, 
   return RD2H_OK;
 }
 
-int rd2h_module_publish(rd2h_eng *e, struct rd2h_buf *buf, struct rd2h_error *err) {
+static int publish_one(struct rd2h_module *m, uint64_t reader, uint8_t *p, uint32_t cap, uint32_t *len) {
+  return reader && m->ops->publish_for ? m->ops->publish_for(m->self, reader, p, cap, len) : m->ops->publish(m->self, p, cap, len);
+}
+
+int rd2h_module_publish(rd2h_eng *e, uint64_t reader, struct rd2h_buf *buf, struct rd2h_error *err) {
   struct rd2h_module *m = (struct rd2h_module *)e;
   uint32_t need = 0, len = 0;
   if (!m->ops->publish)
     return RD2H_OK;
-  int rc = m->ops->publish(m->self, NULL, 0, &need);
+  int rc = publish_one(m, reader, NULL, 0, &need);
   if (rc == RD2H_RANGE && need <= PUBLISH_MAX) {
     if (!rd2h_buf_room(buf, need))
       return rd2h_nomem(err, "connection data");
-    rc = m->ops->publish(m->self, buf->p + buf->len, need, &len);
+    rc = publish_one(m, reader, buf->p + buf->len, need, &len);
   }
   if (rc || len > need)
     return rd2h_fail(err, rc && rc != RD2H_RANGE ? rc : RD2H_INTERNAL, "engine %s: could not publish its connection data (%u "
                      "bytes, %s)", e->name, need, rd2h_status_text(rc));
   buf->len += len;
   return RD2H_OK;
+}
+
+void rd2h_module_revoke(rd2h_eng *e, uint64_t reader) {
+  struct rd2h_module *m = (struct rd2h_module *)e;
+  if (m->ops->revoke)
+    m->ops->revoke(m->self, reader);
 }
 
 int rd2h_module_connect(struct rd2h_module *m, struct rd2h_blob session, struct rd2h_blob conn, uint64_t cookie, rd2h_eng_peer *p,
@@ -186,7 +196,7 @@ static const char *plain_last_error(rd2h_eng *e, uint64_t id) {
 }
 
 static const struct rd2h_eng_face plain_face = {
-  .close = plain_close, .reg = rd2h_module_reg, .publish = rd2h_module_publish, .connect = plain_connect,
+  .close = plain_close, .reg = rd2h_module_reg, .publish = rd2h_module_publish, .revoke = rd2h_module_revoke, .connect = plain_connect,
   .disconnect = plain_disconnect, .submit = plain_submit, .cancel = plain_cancel, .poll = plain_poll,
   .events = rd2h_module_events, .fd = plain_fd, .stats = plain_stats, .last_error = plain_last_error,
   .session = rd2h_module_session,

@@ -256,7 +256,7 @@ static void pool_close(rd2h_eng *e) {
 }
 
 static const struct rd2h_eng_face pool_face = {
-  .close = pool_close, .reg = rd2h_module_reg, .publish = rd2h_module_publish, .connect = pool_connect,
+  .close = pool_close, .reg = rd2h_module_reg, .publish = rd2h_module_publish, .revoke = rd2h_module_revoke, .connect = pool_connect,
   .disconnect = pool_disconnect, .submit = pool_submit, .cancel = pool_cancel, .poll = pool_poll,
   .events = rd2h_module_events, .fd = pool_fd, .stats = pool_stats, .last_error = pool_last_error,
   .session = rd2h_module_session,

@@ -43,7 +43,11 @@ static void do_close(rd2h_pw *w, const struct rd2h_pa *a) {
 }
 
 static void do_meta(rd2h_pw *w, const struct rd2h_pa *a) {
-  pw_endpoint_send(w, a->endpoint, w->meta.p, w->meta.len);
+  struct rd2h_error err = {0};
+  if (pw_make_meta(w, w->endpoint[a->endpoint].reader, &err))
+    rd2h_pm_disconnected(w->pm, a->endpoint, a->epoch, err.text, w->now);
+  else
+    pw_endpoint_send(w, a->endpoint, w->meta.p, w->meta.len);
 }
 
 /* ---- messages ---- */

@@ -45,7 +45,7 @@ static int set_options(const rd2h_pw *w, void *s, const char *address, struct rd
   int live = (int)w->o.liveness_ms, third = live / 3 > 0 ? live / 3 : 1;
   const int options[][2] = {{ZMQ_RECONNECT_IVL, -1}, {ZMQ_IMMEDIATE, 1}, {ZMQ_SNDHWM, 0}, {ZMQ_RCVHWM, 0}, {ZMQ_LINGER, 0},
                             {ZMQ_CONNECT_TIMEOUT, (int)w->o.handshake_ms}, {ZMQ_HANDSHAKE_IVL, (int)w->o.handshake_ms},
-                            {ZMQ_HEARTBEAT_IVL, third}, {ZMQ_HEARTBEAT_TIMEOUT, live}, {ZMQ_IPV6, address[0] == '['}};
+                            {ZMQ_HEARTBEAT_IVL, third}, {ZMQ_HEARTBEAT_TIMEOUT, live - third}, {ZMQ_IPV6, address[0] == '['}};
   int64_t most = MAX_REPLY_BYTES;
   for (size_t i = 0; i < RD2H_COUNT(options); i++)
     if (rd2h_zmq_set(s, options[i][0], options[i][1]))
@@ -71,6 +71,7 @@ int pw_endpoint_open(rd2h_pw *w, uint32_t endpoint, uint32_t epoch, struct rd2h_
   snprintf(target, sizeof target, "tcp://%s", address);
   e->epoch = epoch;
   e->unanswered = 0;
+  e->reader = ++w->last_reader;
   if (!(e->socket = zmq_socket(w->ctx, ZMQ_DEALER)))
     return rd2h_fail(err, RD2H_LIMIT, "control socket: %s; raise the limit of open files (ulimit -n)", zmq_strerror(errno));
   int rc = set_options(w, e->socket, address, err);
@@ -92,6 +93,7 @@ void pw_endpoint_close(rd2h_pw *w, uint32_t endpoint) {
   struct pw_endpoint *e = endpoint < w->n_endpoints ? &w->endpoint[endpoint] : NULL;
   if (!e || !e->socket)
     return;
+  rd2h_eng_revoke(w->eng, e->reader);
   zmq_socket_monitor(e->socket, NULL, 0);
   if (e->monitor) {
     forget_fd(w, e->monitor);
@@ -171,6 +173,7 @@ static void on_event(rd2h_pw *w, uint32_t endpoint, uint32_t event) {
     rd2h_pm_connected(w->pm, endpoint, epoch, w->now);
   } else if (event & DOWN_EVENTS) {
     take_replies(w, endpoint); /* answers that came before the end count */
+    rd2h_eng_revoke(w->eng, w->endpoint[endpoint].reader); /* before its sources may be written to */
     rd2h_pm_disconnected(w->pm, endpoint, epoch, why_down(event), w->now);
   }
   pw_drain(w);

@@ -91,7 +91,9 @@ static int start(rd2h_pw *w, struct rd2h_error *err) {
   int rc = rd2h_dev_open(w->o.device, &w->dev, err);
   rc = rc ? rc : open_engine(w, err);
   rc = rc ? rc : open_machine(w, err);
-  rc = rc ? rc : pw_make_meta(w, err);
+  if (!rc && rd2h_random(w->incarnation, sizeof w->incarnation))
+    rc = rd2h_fail(err, RD2H_IO, "getrandom: %s", strerror(errno));
+  rc = rc ? rc : pw_make_meta(w, 0, err);
   rc = rc ? rc : pw_turn_open(w, err);
   if (rc)
     return rc;

@@ -85,6 +85,7 @@ struct pw_endpoint {
   uint32_t epoch, member, ratio;
   uint8_t dirty;          /* what of it is to be looked at in this turn */
   size_t unanswered;      /* bytes */
+  uint64_t reader;        /* by this number engines know whom it connects */
 };
 
 struct pw_failure {
@@ -140,7 +141,8 @@ struct rd2h_pw {
   struct rd2h_wire_req *wire;
   uint32_t wire_cap;
   struct rd2h_arena reply_arena;
-  uint64_t bytes_sent;
+  uint64_t bytes_sent, last_reader;
+  uint8_t incarnation[16];
   uint32_t next_monitor;
   struct pw_ended *fresh, *fresh_tail; /* settled in this turn */
 };
@@ -188,5 +190,5 @@ int pw_wait(rd2h_pw *, uint32_t timeout_ms, bool (*ready)(void *), void *arg);
 /* prefill_dump.c */
 void pw_dump(rd2h_pw *); /* with the role and mu */
 /* prefill_meta.c */
-int pw_make_meta(rd2h_pw *, struct rd2h_error *);
+int pw_make_meta(rd2h_pw *, uint64_t reader, struct rd2h_error *); /* into w->meta; reader 0: none in particular */
 #endif
