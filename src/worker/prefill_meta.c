@@ -21,7 +21,8 @@ static void describe(const struct rd2h_layer *l, struct tensors *t, struct rd2h_
 }
 
 /* Connection data of every engine that this rank can be read by, best first. */
-static int offer_engines(rd2h_pw *w, uint64_t reader, struct rd2h_wire_ext *x, struct rd2h_buf conn[RD2H_WIRE_MAX_ENGINES], struct rd2h_error *err) {
+static int offer_engines(rd2h_pw *w, uint64_t reader, struct rd2h_wire_ext *x, struct rd2h_buf conn[RD2H_WIRE_MAX_ENGINES],
+                         struct rd2h_error *err) {
   rd2h_eng *part;
   for (uint32_t i = 0; i < RD2H_WIRE_MAX_ENGINES && (part = rd2h_eng_part(w->eng, i)); i++) {
     const char *name = rd2h_eng_name(part);
