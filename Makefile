@@ -5,11 +5,12 @@ SECONDS ?= 60
 TARGETS ?=
 SEEDS ?= 5000
 FIRST_SEED ?= 1
+LOOPS ?= 50
 .DEFAULT_GOAL := help
 .PHONY: help setup build check demo e2e interop bench fuzz asan tsan install wheel clean format
 
 help: ## this list
-	@sed -n 's/^\([a-z0-9]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 setup: ## what the build needs: system packages that are missing, .venv with the build tools
 	@scripts/bootstrap.sh
@@ -38,8 +39,14 @@ sim: build ## simulated clusters with faults: SEEDS=5000 FIRST_SEED=1; a seed th
 mutations: build ## what is broken on purpose, and the seed of the simulation that notices; table in build/mutations.json
 	@.venv/bin/python tests/sim/mutations.py
 
+faults: build ## real processes killed, stopped, cut off, LOOPS=50 each; bounds and outcomes in build/faults.json
+	@RD2H_LOG=$${RD2H_LOG:-error} build/tests/faults/faults --loops $(LOOPS) --json build/faults.json
+
 model: setup ## slot gate, done, abort fence and completion in spin, every state; broken variants must be found
 	@.venv/bin/python scripts/check.py model
+
+bench-proxy: build ## rd2h-proxy beside the reference's: build/proxy.json, docs/proxy-bench.md
+	@.venv/bin/python bench/proxy.py --page
 
 fuzz: ## fuzz targets for SECONDS=60 each; TARGETS="a b" for some of them
 	@scripts/build.sh fuzz
