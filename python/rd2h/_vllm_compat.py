@@ -8,7 +8,8 @@ import dataclasses
 import inspect
 
 import vllm
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorTransferResults, SupportsHMA
+from vllm.distributed.kv_transfer.kv_connector.v1 import base
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA
 from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
@@ -17,6 +18,20 @@ from vllm.v1.outputs import KVConnectorOutput
 
 TESTED = "0.32"
 logger = init_logger("vllm.rd2h")
+
+
+@dataclasses.dataclass
+class _TransferResults:
+    """Of vLLM before 0.32, which asks for completions and for failures in two calls and knows failures by block only."""
+
+    finished_sending: set[str] = dataclasses.field(default_factory=set)
+    finished_recving: set[str] = dataclasses.field(default_factory=set)
+    failed_recving: set[str] = dataclasses.field(default_factory=set)
+
+
+KVConnectorTransferResults = getattr(base, "KVConnectorTransferResults", _TransferResults)
+HIT_SOURCE = getattr(getattr(base, "CacheHitSource", None), "P2P", None)
+FAILS_BY_REQUEST = KVConnectorTransferResults is not _TransferResults
 
 # Hooks that the adapters implement, with the parameters they are called with.
 HOOKS = {
@@ -39,10 +54,11 @@ HOOKS = {
     "get_kv_connector_stats": (),
     "shutdown": (),
 }
+SINCE_032 = {"get_loaded_kv_cache_group_ids", "has_pending_block_frees", "get_transfer_results"}
 # Fields of vLLM's data that are read.
 FIELDS = {
     KVConnectorTransferResults: ("finished_sending", "finished_recving", "failed_recving"),
-    KVConnectorOutput: ("finished_sending", "finished_recving", "failed_recving"),
+    KVConnectorOutput: ("finished_sending", "finished_recving", "failed_recving" if FAILS_BY_REQUEST else "invalid_block_ids"),
     SchedulerOutput: (
         "scheduled_new_reqs",
         "scheduled_cached_reqs",
@@ -67,6 +83,8 @@ def differences() -> list[str]:
     found = []
     for name, want in HOOKS.items():
         hook = getattr(KVConnectorBase_V1, name, None)
+        if hook is None and name in SINCE_032 and not FAILS_BY_REQUEST:
+            continue
         if hook is None:
             found.append(f"hook {name} is missing")
         elif parameters(hook) != want:
@@ -85,6 +103,18 @@ def check() -> None:
     """Raises RuntimeError, one line, when this vLLM cannot be served; warns when its version was not tested."""
     found = differences()
     if found:
-        raise RuntimeError(f"rd2h serves vLLM {TESTED}; this is vLLM {vllm.__version__}: {'; '.join(found)}")
+        raise RuntimeError(
+            f"rd2h serves vLLM {TESTED}, and 0.26 and 0.29 under vLLM-Ascend; this is vLLM {vllm.__version__}: "
+            f"{'; '.join(found)}"
+        )
     if not vllm.__version__.startswith(TESTED + "."):
         logger.warning("rd2h was tested with vLLM %s; this is %s: its hooks have the known form", TESTED, vllm.__version__)
+
+
+def check_groups(prefill: bool, groups: int) -> None:
+    """Raises ValueError when failed loads could not be told: vLLM before 0.32 knows them by block, with one group only."""
+    if not prefill and groups > 1 and not FAILS_BY_REQUEST:
+        raise ValueError(
+            f"the model has {groups} KV cache groups on Decode, and vLLM {vllm.__version__} can be told of a failed load with one "
+            "group only: vLLM 0.32 is needed"
+        )

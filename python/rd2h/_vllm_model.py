@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from rd2h import _vllm_options, core
+from rd2h import _ascend, _vllm_options, core
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, UniformTypeKVCacheSpecs
 
 
@@ -32,6 +33,7 @@ class Engine:
     groups: tuple[tuple[str, ...], ...]  # layer names by KV cache group
     specs: dict[str, Any]  # layer name -> its KV cache spec
     total_kv_heads: int  # 0: the KV is not sharded by heads
+    ascend: bool  # vLLM-Ascend: KV is written by streams of an NPU, Decode's main KV lies in SparseKVOffloadManager's pool
 
 
 def _role(kv_role: str | None) -> bool:
@@ -59,7 +61,7 @@ def _check_groups(groups) -> dict[str, Any]:
     for group in groups:
         specs.update(_layer_specs(group))
     for name, spec in specs.items():
-        if type(spec) not in (FullAttentionSpec, MLAAttentionSpec):
+        if type(spec) not in (FullAttentionSpec, MLAAttentionSpec) and not _ascend.serves_spec(spec):
             raise ValueError(f"{name} has a {type(spec).__name__}: only full attention and MLA caches are served")
     return specs
 
@@ -76,7 +78,13 @@ def engine(vllm_config, kv_cache_config) -> Engine:
     """Raises ValueError or Rd2hError, one line, for a configuration that cannot be served."""
     transfer, parallel = vllm_config.kv_transfer_config, vllm_config.parallel_config
     prefill = _role(transfer.kv_role)
-    options = _vllm_options.read(transfer.kv_connector_extra_config)
+    ascend, extra = _ascend.active(vllm_config), dict(transfer.kv_connector_extra_config or {})
+    if ascend:
+        _ascend.check(vllm_config, prefill)
+        extra.setdefault("host", _ascend.default_host())
+    options = _vllm_options.read(extra)
+    if not options["use_layerwise"]:
+        raise ValueError("kv_connector_extra_config: use_layerwise is false; KV goes layer by layer only, set it to true")
     if os.environ.get("VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "0").lower() in ("1", "true"):
         raise ValueError(
             "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION is set: two requests with one X-Request-Id would be one; unset it"
@@ -104,6 +112,7 @@ def engine(vllm_config, kv_cache_config) -> Engine:
         groups=names,
         specs=specs,
         total_kv_heads=vllm_config.model_config.get_total_num_kv_heads() if sharded else 0,
+        ascend=ascend,
     )
 
 
@@ -135,6 +144,16 @@ def _planes(name: str, cache, num_blocks: int) -> list[torch.Tensor]:
     return parts
 
 
+def in_pool(e: Engine) -> bool:
+    """Whether main KV lies in a pool that the ranks of this engine share."""
+    return e.ascend and not e.prefill
+
+
+def pool(e: Engine, tp_rank: int) -> list[core.KvTensor]:
+    """Main KV where it lies in such a pool."""
+    return _ascend.pool_tensors(e.num_blocks, e.main_group, tp_rank) if in_pool(e) else []
+
+
 def tensors(e: Engine, kv_caches: dict[str, Any]) -> list[core.KvTensor]:
     """The registered KV tensors in the order of `kv_caches`. Raises ValueError naming layer, shape and what does not fit."""
     group_of = {name: g for g, names in enumerate(e.groups) for name in names}
@@ -155,9 +174,9 @@ def tensors(e: Engine, kv_caches: dict[str, Any]) -> list[core.KvTensor]:
     return found
 
 
-def memory(kv_caches: dict[str, Any]) -> list[tuple[int, int]]:
+def memory(kv_caches: dict[str, Any], in_pool: Sequence[core.KvTensor] = ()) -> list[tuple[int, int]]:
     """The storage areas (address, bytes) that hold the tensors, each once."""
-    areas = {}
+    areas = {t.base: t.row_bytes * t.rows for t in in_pool}
     for cache in kv_caches.values():
         for t in cache if isinstance(cache, (list, tuple)) else [cache]:
             s = t.untyped_storage()
@@ -169,6 +188,11 @@ def fingerprint(e: Engine, kv_caches: dict[str, Any]) -> str:
     """What must be equal on both sides and byte counts cannot tell: element type and shape of a main block. Indexers are left
     out: a pipeline stage may have none."""
     kinds = set()
+    if e.ascend:  # Decode's main tensors are no tensors on every rank: what both sides have is the spec
+        kinds = {
+            f"{s.block_size} {s.dtype} {s.num_kv_heads} {s.head_size}" for n, s in e.specs.items() if "indexer" not in n.lower()
+        }
+        kv_caches = {}
     for name, cache in kv_caches.items():
         if "indexer" not in name.lower():
             for t in _planes(name, cache, e.num_blocks):

@@ -48,10 +48,20 @@ OPTIONS = (
         "transfer_backend",
         "choice",
         REQUIRED,
-        ("auto", "local", "tcp"),
+        ("auto", "local", "tcp", "ucx", "memfabric"),
         "both",
-        "transfer engine: local (another process of this host), tcp (over the network), auto (the best for each peer)",
+        "transfer engine: local (another process of this host), tcp (over the network), auto (the better of these for each peer), "
+        "ucx (RDMA and what else a UCX on this host can), memfabric (NPU memory, by MemFabric)",
     ),
+    Option(
+        "memfabric_transfer_protocol",
+        "choice",
+        "sdma",
+        ("sdma", "device_rdma", "device_urma", "device_uboe", "host_rdma", "host_tcp", "host_urma"),
+        "both",
+        "data path of memfabric, equal on both sides; host_ ones are for memory of the host",
+    ),
+    Option("use_layerwise", "bool", True, (), "both", "KV goes layer by layer: there is no other way, false is refused"),
     Option(
         "on_read_failure",
         "choice",
@@ -74,6 +84,7 @@ OPTIONS = (
     _ms("hold_ms", 240_000, 100, DAY, "P", "longest wait for a reader's answer before it is given up"),
     _ms("liveness_ms", 5_000, 100, 10 * MINUTE, "P", "a process that is silent for so long is dead"),
     _ms("settle_ms", 2_000, 1, 10 * MINUTE, "P", "longest wait for readers at shutdown"),
+    _ms("event_ms", 60_000, 1, 60 * MINUTE, "P", "longest wait for a device to have written a layer"),
     Option("max_queue_mb", "int", 256, (1, 65_536), "P", "cap of what is queued for one Decode rank, in MiB"),
     Option("engine_threads", "int", 2, (1, 64), "D", "threads of an engine whose reads block"),
     _ms("park_ms", 2_000, 1, 10 * MINUTE, "D", "a layer that is ready before its destinations are known"),
@@ -126,6 +137,15 @@ def read(extra: dict[str, Any]) -> dict[str, Any]:
         values[o.name] = value
     values["bind_host"] = values["bind_host"] or values["host"]
     return values
+
+
+def engine_spec(values: dict[str, Any], device: int | None) -> str:
+    """The transfer engine with its options, as the C library takes it. device: the worker's NPU, where it has one."""
+    name = values["transfer_backend"]
+    if name != "memfabric":
+        return name
+    at = "" if device is None else f",device={device}"
+    return f"{name},protocol={values['memfabric_transfer_protocol']}{at}"
 
 
 def table() -> str:

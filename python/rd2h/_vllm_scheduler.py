@@ -5,11 +5,20 @@ here."""
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 from rd2h import core
 from rd2h._vllm_model import Engine
 from vllm.v1.request import RequestStatus
+
+
+@dataclass(frozen=True)
+class Grant:
+    """Destinations of one request on Decode, as vLLM itself may ask for them."""
+
+    blocks: list[int]  # of the main group
+    first: int  # the first of them that KV is pulled into
 
 
 def params_json(request) -> str | None:
@@ -31,6 +40,9 @@ class PrefillHalf:
         params = params_json(request)
         if params is not None:
             self._c.alloc(request.request_id, params, request.num_prompt_tokens, block_ids)
+
+    def take_granted(self) -> dict[str, Grant]:
+        return {}
 
     def step(self, out) -> bytes:
         """The workers' bytes for one engine step. A new request's table is complete, a resumed one's replaces the old."""
@@ -68,6 +80,8 @@ class PrefillHalf:
 class DecodeHalf:
     def __init__(self, e: Engine) -> None:
         o = e.options
+        self._granted: dict[str, Grant] = {}  # since the last step
+        self._group, self._block = e.main_group, e.block_sizes[e.main_group]
         self._c = core.DecodeScheduler(
             e.block_sizes,
             e.main_group,
@@ -91,17 +105,23 @@ class DecodeHalf:
         # The dict may be shared with the request's siblings (n > 1): replaced, never changed. Before the call, so that a request
         # whose parameters are refused is not pulled again.
         request.kv_transfer_params = {**request.kv_transfer_params, "do_remote_prefill": False}
+        local = max(request.num_prompt_tokens - external, 0)
+        self._granted[request.request_id] = Grant(list(block_ids[self._group]), local // self._block)
         self._c.alloc(request.request_id, params, request.num_prompt_tokens, external, block_ids)
 
     def step(self, out) -> bytes:
         return self._c.step_end()
+
+    def take_granted(self) -> dict[str, Grant]:
+        granted, self._granted = self._granted, {}
+        return granted
 
     def finished(self, request) -> bool:
         self._c.finish(request.request_id)
         return False  # vLLM itself holds the blocks of a request that waits for KV
 
     def update(self, output) -> None:
-        failed = output.failed_recving or set()
+        failed = getattr(output, "failed_recving", None) or set()
         for request_id in output.finished_recving or ():
             self._c.received(request_id, request_id in failed)
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from rd2h import _vllm_model, core
+from rd2h import _ascend, _vllm_model, _vllm_options, core
+from rd2h._vllm_compat import KVConnectorTransferResults
 from rd2h._vllm_model import Engine
 from rd2h._vllm_support import keys, state_on_signal
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
 LAYER_NUMBER = re.compile(r"layers\.(\d+)")
@@ -21,14 +21,21 @@ def _pick(options: dict[str, Any], *names: str) -> dict[str, Any]:
     return {n: options[n] for n in names}
 
 
+def _place(e: Engine) -> dict[str, Any]:
+    """Where the rank's KV lies and what moves it."""
+    npu = _ascend.device() if e.ascend else None
+    return {"engine": _vllm_options.engine_spec(e.options, int(npu.rpartition("=")[2]) if npu else None), "device": npu}
+
+
 class PrefillRank:
     def __init__(self, e: Engine, kv_caches: dict[str, Any]) -> None:
         o, tp, pp = e.options, get_tp_group(), get_pp_group()
-        self._layout = _layout(e, kv_caches, tp.rank_in_group)
+        self._layout = _layout(e, kv_caches, tp.rank_in_group, _vllm_model.tensors(e, kv_caches))
+        self._on_stream, self._current = e.ascend, 0
         self._layers: dict[str | int, int | None] = {name: self._layout.find(name) for name in kv_caches}
         self._layers |= {int(n[1]): i for name, i in self._layers.items() if (n := LAYER_NUMBER.search(name))}
         self.raises = o["on_read_failure"] == "raise"
-        self._wait_ms = o["hold_ms"] + GATE_MARGIN_MS
+        self._wait_ms = o["hold_ms"] + GATE_MARGIN_MS + (o["event_ms"] if e.ascend else 0)
         gate = o["layer_gate"]
         self._gated = gate == "always" or (gate == "auto" and self._layout.shares_storage())
         self._c = core.Prefill(
@@ -39,21 +46,34 @@ class PrefillRank:
             pp_rank=pp.rank_in_group,
             pp_size=e.pp_size,
             host=o["host"],
-            engine=o["transfer_backend"],
             on_read_failure=core.lib.RD2H_RAISE if self.raises else core.lib.RD2H_ISOLATE,
             **keys(o, "curve_servers"),
             max_queue_bytes_mb=o["max_queue_mb"],
-            **_pick(o, "handshake_ms", "hold_ms", "liveness_ms", "settle_ms"),
+            **_pick(o, "handshake_ms", "hold_ms", "liveness_ms", "settle_ms", "event_ms"),
+            **_place(e),
         )
 
-    def step(self, blob: bytes) -> None:
-        self._c.step(blob)
+    def step(self, metadata: Any) -> None:
+        self._current = 0
+        self._c.step(metadata.blob)
+
+    def finished(self, request_ids: set[str]) -> None:
+        pass
 
     def layer(self, name: str) -> None:
-        """The layer's KV of this step is complete."""
-        i = self._layers.get(name)
-        if i is not None:
+        """The layer's KV of this step is complete, or will be when the device has done what it was given. "": the layer that the
+        step has come to."""
+        i = self._layers.get(name) if name else self._current
+        if i is None or i >= len(self._layout):
+            return
+        if self._on_stream:
+            self._c.layer_on(i, _ascend.stream())
+        else:
             self._c.layer(i)
+
+    def layer_end(self, name: str) -> None:
+        self.layer(name)
+        self._current += 1
 
     def gate(self, name: str) -> None:
         """Before the layer is written: waits for the readers of what its storage held, where layers share storage."""
@@ -79,6 +99,9 @@ class PrefillRank:
     def stats(self) -> dict[str, int]:
         return self._c.stats
 
+    def cpu_blocks(self, request_ids: list[str]) -> dict[str, int] | None:
+        return None
+
     def close(self) -> None:
         self._c.close()
         self._layout.close()
@@ -89,19 +112,22 @@ class DecodeRank:
 
     def __init__(self, e: Engine, kv_caches: dict[str, Any]) -> None:
         o, tp = e.options, get_tp_group()
-        self._layout = _layout(e, kv_caches, tp.rank_in_group)
-        # Plain vLLM: every rank has complete main KV of its own, so it pulls all of it (rank 0 of 1).
+        self._granted: dict[str, Any] = {}  # id -> its destinations, until the engine is done with the request
+        pool = _vllm_model.pool(e, tp.rank_in_group)
+        own = _ascend.indexers(kv_caches) if pool else kv_caches
+        self._layout = _layout(e, kv_caches, tp.rank_in_group, pool + _vllm_model.tensors(e, own))
         self._c = core.Decode(
             self._layout,
-            _vllm_model.memory(kv_caches),
+            _vllm_model.memory(own, pool),
             bind_host=o["bind_host"],
             **keys(o, "curve_allow"),
             port=core.rank_port(e.kv_port, e.dp_rank, tp.rank_in_group, e.tp_size),
             tp_rank=tp.rank_in_group,
             tp_size=e.tp_size,
-            main_rank=0,
-            main_ranks=1,
-            engine=o["transfer_backend"],
+            # A pool is pulled into by all ranks, each a share; else every rank has complete main KV of its own and pulls all of it.
+            main_rank=tp.rank_in_group if pool else 0,
+            main_ranks=e.tp_size if pool else 1,
+            **_place(e),
             **_pick(
                 o,
                 "engine_threads",
@@ -117,13 +143,27 @@ class DecodeRank:
             ),
         )
 
-    def step(self, blob: bytes) -> None:
-        self._c.step(blob)
+    def step(self, metadata: Any) -> None:
+        self._granted.update(metadata.granted)
+        self._c.step(metadata.blob)
+
+    def finished(self, request_ids: set[str]) -> None:
+        for request_id in request_ids:
+            self._granted.pop(request_id, None)
 
     def layer(self, name: str | int) -> None:
         pass
 
-    gate = wait_send = wait_ordinal = layer
+    layer_end = gate = wait_send = wait_ordinal = layer
+
+    def cpu_blocks(self, request_ids: list[str]) -> dict[str, int] | None:
+        """How many blocks of main KV each request has."""
+        return {r: len(self._granted[r].blocks) for r in request_ids if r in self._granted} or None
+
+    def pulled(self, request_id: str) -> list[int]:
+        """The blocks of a request that KV was to be pulled into."""
+        grant = self._granted.get(request_id)
+        return grant.blocks[grant.first :] if grant else []
 
     def preempted(self, blob: bytes) -> None:
         pass
@@ -141,9 +181,9 @@ class DecodeRank:
         self._layout.close()
 
 
-def _layout(e: Engine, kv_caches: dict[str, Any], tp_rank: int) -> core.Layout:
+def _layout(e: Engine, kv_caches: dict[str, Any], tp_rank: int, tensors: list[core.KvTensor]) -> core.Layout:
     return core.Layout(
-        _vllm_model.tensors(e, kv_caches),
+        tensors,
         e.num_blocks,
         e.main_group,
         e.indexer_group,

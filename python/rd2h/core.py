@@ -375,6 +375,11 @@ class Prefill(_Worker):
         err = _error()
         _check(lib.rd2h_prefill_layer(self._p, layer, err), err)
 
+    def layer_on(self, layer: int, stream: int) -> None:
+        """The layer is complete once the device's stream (its address) has done what it was given so far."""
+        err = _error()
+        _check(lib.rd2h_prefill_layer_on(self._p, layer, ffi.cast("void *", stream), err), err)
+
     def wait_layer(self, layer: int, timeout_ms: int) -> None:
         err = _error()
         _check(lib.rd2h_prefill_wait_layer(self._p, layer, timeout_ms, err), err)

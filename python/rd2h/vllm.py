@@ -14,22 +14,21 @@ raises (an exception in a hook ends a vLLM server) but on Prefill with ``on_read
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rd2h import Rd2hError, _log, _vllm_compat, _vllm_model, _vllm_scheduler, _vllm_worker
+from rd2h._vllm_compat import KVConnectorTransferResults
 from rd2h._vllm_stats import Growth, Rd2hPromMetrics, Rd2hStats
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
-    KVConnectorTransferResults,
     SupportsHMA,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector as VllmMultiConnector
 from vllm.logger import init_logger
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 logger = init_logger("vllm.rd2h")
 NAME = "SfaRemoteD2HConnector"
@@ -37,9 +36,11 @@ NAME = "SfaRemoteD2HConnector"
 
 @dataclass
 class StepMetadata(KVConnectorMetadata):
-    """What the scheduler half decided in one engine step, for every worker: bytes made and read by the C library."""
+    """What the scheduler half decided in one engine step, for every worker: bytes made and read by the C library, and what vLLM
+    itself may ask a worker about."""
 
     blob: bytes = b""
+    granted: dict[str, _vllm_scheduler.Grant] = field(default_factory=dict)
 
 
 def _safe(default):
@@ -72,18 +73,34 @@ class SfaRemoteD2HConnector(KVConnectorBase_V1, SupportsHMA):
     served: names it and its shape), RuntimeError (another vLLM), Rd2hError (of the C library: port, memory, permission).
     """
 
-    _cache_hit_source = CacheHitSource.P2P
-    # Composed with other connectors, this one must see a request's complete block table even when another one loads it.
-    requires_full_blocks_on_update_after_alloc = True
+    _cache_hit_source = _vllm_compat.HIT_SOURCE
+    supports_layerwise_buffer_reuse = True  # wait_for_layer_reuse says when a storage slot is free again
+    use_layerwise = True
 
     def __init__(self, vllm_config, role: KVConnectorRole, kv_cache_config) -> None:
         _vllm_compat.check()
         super().__init__(vllm_config, role, kv_cache_config)
         self._engine = _vllm_model.engine(vllm_config, kv_cache_config)
+        _vllm_compat.check_groups(self._engine.prefill, len(self._engine.groups))
+        self.kv_role, self.engine_id = vllm_config.kv_transfer_config.kv_role, self._engine.engine_id
+        self.is_producer = self._engine.prefill
+        self.is_consumer = not self.is_producer
+        # Composed with others, Prefill must see a request's complete block table even when another connector loads it.
+        self.requires_full_blocks_on_update_after_alloc = self.is_producer
+        self._failed_blocks: set[int] = set()  # for the next get_block_ids_with_load_errors
         _log.start()
         self._half = _vllm_scheduler.create(self._engine) if role == KVConnectorRole.SCHEDULER else None
         self._rank: Any = None
         self._growth = Growth(self._engine.prefill)
+
+    @property
+    def connector_worker(self) -> SfaRemoteD2HConnector | None:
+        """What serves a worker, and what serves the scheduler: here both are the connector itself."""
+        return self if self.role == KVConnectorRole.WORKER else None
+
+    @property
+    def connector_scheduler(self) -> SfaRemoteD2HConnector | None:
+        return self if self.role == KVConnectorRole.SCHEDULER else None
 
     def _raises(self) -> bool:
         return self._rank is not None and self._rank.raises
@@ -105,7 +122,7 @@ class SfaRemoteD2HConnector(KVConnectorBase_V1, SupportsHMA):
 
     @_safe(StepMetadata)
     def build_connector_meta(self, scheduler_output) -> StepMetadata:
-        return StepMetadata(self._half.step(scheduler_output))
+        return StepMetadata(self._half.step(scheduler_output), self._half.take_granted())
 
     @_nothing
     def update_connector_output(self, connector_output) -> None:
@@ -137,7 +154,7 @@ class SfaRemoteD2HConnector(KVConnectorBase_V1, SupportsHMA):
     @_nothing
     def _begin_step(self, metadata: StepMetadata) -> None:
         if self._rank is not None:
-            self._rank.step(metadata.blob)
+            self._rank.step(metadata)
 
     @_nothing
     def handle_preemptions(self, kv_connector_metadata: StepMetadata) -> None:
@@ -151,38 +168,60 @@ class SfaRemoteD2HConnector(KVConnectorBase_V1, SupportsHMA):
     @_nothing
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Prefill: the layer is about to be written; waits for readers of its storage where layers share storage."""
-        self._rank.gate(layer_name)
+        if self._rank is not None:
+            self._rank.gate(layer_name)
 
     @_nothing
     def wait_for_layer_send(self, layer: str | int) -> None:
         """Prefill: waits until every reader of the layer's storage has answered; bounded by hold_ms. layer: the name of one of its
         tensors, or its number in the model."""
-        self._rank.wait_send(layer)
+        if self._rank is not None:
+            self._rank.wait_send(layer)
 
     @_nothing
     def wait_for_layer_reuse(self, stage_layer: int) -> None:
         """The same for the stage_layer-th cache layer of this pipeline stage: for who reuses storage layer by layer."""
-        self._rank.wait_ordinal(stage_layer)
+        if self._rank is not None:
+            self._rank.wait_ordinal(stage_layer)
 
     @_nothing
-    def on_kv_cache_written(self, layer_name: str, *args: Any, **kwargs: Any) -> None:
-        """Prefill, engines that say so before save_kv_layer: the layer's KV is complete."""
-        self._rank.layer(layer_name)
+    def on_kv_cache_written(self, layer_name: str = "") -> None:
+        """Prefill, engines that say so before save_kv_layer: the layer's KV is complete. Without a name: the layer that the step
+        has come to. Comes in runs without a step, too, and before there are caches: then it means nothing."""
+        if self._rank is not None and self.has_connector_metadata():
+            self._rank.layer(layer_name)
 
     @_nothing
     def save_kv_layer(self, layer_name: str, kv_layer, attn_metadata, **kwargs: Any) -> None:
-        self._rank.layer(layer_name)
+        if self._rank is not None and self.has_connector_metadata():
+            self._rank.layer_end(layer_name)
 
     def wait_for_save(self) -> None:
         """Nothing: sources are held until their readers have answered."""
 
     @_safe(KVConnectorTransferResults)
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        return KVConnectorTransferResults() if self._rank is None else self._rank.results()
+        if self._rank is None:
+            return KVConnectorTransferResults()
+        results = self._rank.results()
+        if not _vllm_compat.FAILS_BY_REQUEST:
+            self._failed_blocks.update(b for r in results.failed_recving for b in self._rank.pulled(r))
+        self._rank.finished(finished_req_ids)
+        return results
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         results = self.get_transfer_results(finished_req_ids)
         return results.finished_sending or None, results.finished_recving or None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Nothing where vLLM is told failed requests; before 0.32, the blocks whose KV did not come."""
+        blocks, self._failed_blocks = self._failed_blocks, set()
+        return blocks
+
+    @_nothing
+    def get_num_cpu_blocks(self, req_ids: list[str]) -> dict[str, int] | None:
+        """Decode: how many blocks of main KV each of the requests has, those unknown here left out; None when there is none."""
+        return None if self._rank is None else self._rank.cpu_blocks(req_ids)
 
     @_nothing
     def get_kv_connector_stats(self) -> Rd2hStats | None:
@@ -195,6 +234,9 @@ class SfaRemoteD2HConnector(KVConnectorBase_V1, SupportsHMA):
         for part in (rank, half):
             if part is not None:
                 part.close()
+
+    def close(self) -> None:
+        self.shutdown()
 
     # ---- class hooks ----
     @classmethod
