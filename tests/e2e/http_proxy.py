@@ -3,7 +3,8 @@
 """The whole system over HTTP: two vLLM OpenAI servers with the connector, rd2h-proxy in front of them, the official client; compared with
 what Decode's server answers alone, without a proxy.
 
-http_proxy.py [--models FOLDER] [--proxy PROGRAM] [--json FILE]. Needs an interpreter that has vLLM, openai and rd2h.
+http_proxy.py [--models FOLDER] [--proxy PROGRAM] [--json FILE] [TP ...]. TP: tensor parallel sizes of Prefill and Decode, such as 2:1.
+Needs an interpreter that has vLLM, openai and rd2h.
 """
 from __future__ import annotations
 
@@ -15,7 +16,6 @@ import os
 import re
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -27,18 +27,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import models as tiny
 from models import WORDS
+from ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 TOKENS = 16
 START_S = 600.0
 TEMPLATE = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def words(seed: int, n: int) -> str:
@@ -71,13 +66,13 @@ def processes(folder: Path) -> multiprocessing.context.ForkServerContext:
     return context
 
 
-def serve(argv: list[str], log: str, core: int) -> None:
+def serve(argv: list[str], log: str, cores: str) -> None:
     """Main function of a server's process, which leads a process group of its own."""
     os.setpgid(0, 0)
     with open(log, "w") as out:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
-    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = str(core)
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = cores
     sys.argv = ["api_server", *argv]
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)
 
@@ -110,14 +105,16 @@ class Process:
                 time.sleep(0.1)
 
 
-def server(name: str, port: int, model: Path, role: str, kv_port: int, core: int, logs: Path) -> Process:
+def server(name: str, port: int, model: Path, role: str, kv_port: int, cores: list[int], logs: Path) -> Process:
+    """cores: one for each tensor parallel rank."""
     kv = {"kv_connector": "SfaRemoteD2HConnector", "kv_connector_module_path": "rd2h.vllm", "kv_role": role, "kv_port": kv_port,
           "kv_connector_extra_config": {"transfer_backend": "auto"}}
     argv = ["--model", str(model), "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port), "--enforce-eager",
             "--dtype", "float32", "--max-model-len", "1024", "--max-num-seqs", "4", "--kv-cache-memory-bytes", str(64 << 20),
-            "--compilation-config", '{"custom_ops":["none"]}', "--chat-template", TEMPLATE, "--kv-transfer-config", json.dumps(kv)]
+            "--compilation-config", '{"custom_ops":["none"]}', "--chat-template", TEMPLATE, "--kv-transfer-config", json.dumps(kv),
+            "--tensor-parallel-size", str(len(cores))]
     log = logs / f"http-{name}.log"
-    process = processes(logs).Process(target=serve, args=(argv, str(log), core), name=name)
+    process = processes(logs).Process(target=serve, args=(argv, str(log), "|".join(map(str, cores))), name=name)
     process.start()
     return Process(name, log, process.pid, process.is_alive, True)
 
@@ -138,13 +135,14 @@ class Row:
 class System:
     """Prefill, Decode and the proxy; `alone` asks Decode's server itself, which then computes everything."""
 
-    def __init__(self, model: Path, proxy: str, logs: Path) -> None:
+    def __init__(self, model: Path, proxy: str, logs: Path, tp: tuple[int, int]) -> None:
         from openai import OpenAI
 
         cores = sorted(os.sched_getaffinity(0))
-        kv_port, p, d, self.port = free_port(), free_port(), free_port(), free_port()
-        self.parts = [server("prefill", p, model, "kv_producer", kv_port, cores[0], logs),
-                      server("decode", d, model, "kv_consumer", kv_port, cores[-1], logs)]
+        p_cores, d_cores = ([cores[i % len(cores)] for i in range(n)] for n in tp)
+        kv_port, p, d, self.port = free_port(tp[1]), free_port(), free_port(), free_port()
+        self.parts = [server("prefill", p, model, "kv_producer", kv_port, p_cores, logs),
+                      server("decode", d, model, "kv_consumer", kv_port, d_cores[::-1], logs)]
         try:
             for part, port in zip(self.parts, (p, d)):
                 part.wait(f"http://127.0.0.1:{port}/health")
@@ -245,23 +243,42 @@ SCENARIOS: dict[str, Callable[[System], list[str]]] = {
 }
 
 
-def run(s: System) -> list[Row]:
+# What a pair of other tensor parallel sizes is asked.
+SHORT = ("completion", "completion, stream", "list of 3", "completion again")
+
+
+def run(s: System, tp: str) -> list[Row]:
     rows = []
     for name, scenario in SCENARIOS.items():
-        row, begin = Row(name), time.monotonic()
+        if tp != "1:1" and name not in SHORT:
+            continue
+        row, begin = Row(name if tp == "1:1" else f"TP {tp.replace(':', ' to ')}, {name}"), time.monotonic()
         try:
             row.notes = scenario(s)
             row.ok = not row.notes
         except Exception as e:  # a scenario that breaks is a failed row, the next one goes on
             row.notes = [f"{type(e).__name__}: {e}"]
         row.seconds = round(time.monotonic() - begin, 2)
-        print(f"{name:<24} {'right' if row.ok else 'WRONG':<6} {row.seconds:6.1f} s", *row.notes[:3], sep="\n     " if row.notes else " ",
-              flush=True)
+        print(f"{row.scenario:<36} {'right' if row.ok else 'WRONG':<6} {row.seconds:6.1f} s", *row.notes[:3],
+              sep="\n     " if row.notes else " ", flush=True)
         rows.append(row)
     computed, left = s.prompts_of_prefill(), s.metric("open_requests") + s.metric("open_children") + s.metric("open_dispatches")
-    rows.append(Row("Prefill computed the prompts", computed > 1500, 0, [f"{computed} prompt tokens"]))
-    rows.append(Row("nothing is left in the proxy", left == 0, 0, [f"{left:.0f} entries"]))
+    least = 1500 if tp == "1:1" else 400
+    rows.append(Row(f"TP {tp}: Prefill computed the prompts", computed > least, 0, [f"{computed} prompt tokens"]))
+    rows.append(Row(f"TP {tp}: nothing is left in the proxy", left == 0, 0, [f"{left:.0f} entries"]))
     return rows
+
+
+def served(model: Path, proxy: str, logs: Path, tp: str) -> list[Row]:
+    begin = time.monotonic()
+    print(f"-- starting Prefill and Decode (DeepSeek-V3.2) as OpenAI servers, TP {tp.replace(':', ' to ')}", flush=True)
+    p, d = map(int, tp.split(":"))
+    system = System(model, proxy, logs, (p, d))
+    print(f"-- up after {time.monotonic() - begin:.0f} s", flush=True)
+    try:
+        return run(system, tp)
+    finally:
+        system.close()
 
 
 def main() -> int:
@@ -269,18 +286,13 @@ def main() -> int:
     ask.add_argument("--models", type=Path, default=ROOT / "build/e2e-models")
     ask.add_argument("--proxy", default=str(ROOT / "build/proxy/rd2h-proxy"))
     ask.add_argument("--json", type=Path, default=ROOT / "build/http.json")
+    ask.add_argument("tp", nargs="*", metavar="TP", default=["1:1", "2:1"])
     a = ask.parse_args()
     logs = a.json.resolve().parent / "e2e-logs"
     logs.mkdir(parents=True, exist_ok=True)
     tiny.ensure(a.models, ["dsv32"])
     begin = time.monotonic()
-    print("-- starting Prefill and Decode (DeepSeek-V3.2) as OpenAI servers", flush=True)
-    system = System(a.models / "dsv32", a.proxy, logs)
-    print(f"-- up after {time.monotonic() - begin:.0f} s", flush=True)
-    try:
-        rows = run(system)
-    finally:
-        system.close()
+    rows = [row for tp in a.tp for row in served(a.models / "dsv32", a.proxy, logs, tp)]
     a.json.write_text(json.dumps([asdict(r) for r in rows], indent=1) + "\n")
     good = sum(r.ok for r in rows)
     print(f"http: {good} of {len(rows)} rows right in {time.monotonic() - begin:.0f} s; {a.json}")
