@@ -37,6 +37,7 @@ struct rd2h_decode_opts {
   /* Security of the control channel (rd2h/security.h). curve_secret NULL: plain, anybody may connect. Else only who has a key of
    * curve_allow: public keys of Prefill ranks, parted by blanks or commas; "*": any key. */
   const char *curve_secret, *curve_allow;
+  uint32_t read_retries; /* a read that failed in transfer is tried so often again, after 10, 20, 40 ... ms; 0: never */
 };
 RD2H_API int rd2h_decode_create(const struct rd2h_decode_opts *, rd2h_decode **, struct rd2h_error *);
 RD2H_API void rd2h_decode_destroy(rd2h_decode *);
@@ -72,6 +73,7 @@ RD2H_API int rd2h_decode_fd(const rd2h_decode *);
 struct rd2h_decode_stats {
   uint64_t messages, batches, reads, descriptors, bytes, malformed, parked, skipped, refused_meta, replies;
   uint64_t refused_keys; /* connections that curve_allow does not list */
+  uint64_t retried;      /* reads tried again */
   uint64_t failed_transport, failed_peer_lost, failed_layout, failed_expired, failed_other, aborted, completed;
   uint32_t peers, requests, reads_in_flight, parked_now;
   uint32_t quarantined, quarantined_blocks; /* ended requests whose blocks reads may still write, and those blocks */

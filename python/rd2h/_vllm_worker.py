@@ -140,6 +140,7 @@ class DecodeRank:
                 "max_requests",
                 "max_message_mb",
                 "read_timeout_ms",
+                "read_retries",
             ),
         )
 

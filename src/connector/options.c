@@ -6,6 +6,7 @@
 #define HOST_MAX 255u
 #define RANKS_MAX 65535u
 #define HOUR_MS 3600000u
+#define RETRIES_MAX 10u /* the last waits five seconds */
 #define READ_TIMEOUT_MS 31000u /* the longest call of a known engine */
 
 struct bound {
@@ -90,6 +91,8 @@ int rd2h_decode_options(const struct rd2h_decode_opts *in, struct rd2h_decode_op
     return rc;
   o->bind_host = o->bind_host ? o->bind_host : "127.0.0.1";
   o->read_timeout_ms = o->read_timeout_ms ? o->read_timeout_ms : READ_TIMEOUT_MS;
+  if (o->read_retries > RETRIES_MAX)
+    return rd2h_fail(err, RD2H_INVALID, "Decode: read_retries is %u, at most %u are possible", o->read_retries, RETRIES_MAX);
   if (o->read_timeout_ms > HOUR_MS)
     return rd2h_fail(err, RD2H_INVALID, "Decode: read_timeout_ms is %llu, at most %u are possible",
                      (unsigned long long)o->read_timeout_ms, HOUR_MS);

@@ -88,6 +88,8 @@ void rd2h_dm_plan(rd2h_dm *, uint32_t batch, struct rd2h_descs *);
 /* n: descriptors to be read; 0: nothing to read, the batch is complete. */
 void rd2h_dm_planned(rd2h_dm *, uint32_t batch, uint32_t n, uint64_t now);
 void rd2h_dm_read_done(rd2h_dm *, uint32_t batch, int status, const char *text, uint64_t now);
+/* Whether its read, which is running, is still of use: its peer holds the source, and a request of it has not ended. */
+bool rd2h_dm_batch_wanted(const rd2h_dm *, uint32_t batch);
 uint32_t rd2h_dm_batch_peer(const rd2h_dm *, uint32_t batch);
 uint32_t rd2h_dm_batch_layer(const rd2h_dm *, uint32_t batch); /* ordinal on Decode; RD2H_INDEX_NONE: one that it lacks */
 

@@ -331,6 +331,14 @@ void rd2h_dm_read_done(rd2h_dm *m, uint32_t batch, int status, const char *text,
   phase_over(m, batch, status, text && text[0] ? text : rd2h_status_text(status), now);
 }
 
+bool rd2h_dm_batch_wanted(const rd2h_dm *m, uint32_t batch) {
+  const struct dm_batch *b = dm_batch(m, batch);
+  if (dm_peer(m, b->peer)->state != DM_PEER_READY) return false;
+  for (uint32_t k = 0; k < b->msg->n_reqs; k++)
+    if (b->msg->req[k].status == DM_READING && !dm_req(m, b->msg->req[k].handle)->ended) return true;
+  return false;
+}
+
 uint32_t rd2h_dm_batch_peer(const rd2h_dm *m, uint32_t batch) { return dm_batch(m, batch)->peer; }
 
 uint32_t rd2h_dm_batch_layer(const rd2h_dm *m, uint32_t batch) { return dm_batch(m, batch)->layer; }

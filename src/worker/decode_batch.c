@@ -152,10 +152,15 @@ static void retry_all(rd2h_dw *w) {
       retry(w, w->peer[i]);
 }
 
+void dw_submit(rd2h_dw *w, struct dw_batch *b) {
+  struct dw_peer *p = w->peer[b->peer];
+  if (p->head || submit(w, p, b) == RD2H_AGAIN)
+    enqueue(w, p, b);
+}
+
 void dw_plan(rd2h_dw *w, uint32_t handle) {
   struct rd2h_descs none = {0};
   uint32_t peer = rd2h_dm_batch_peer(w->dm, handle);
-  struct dw_peer *p = w->peer[peer];
   struct dw_batch *b = table_room(w, handle) ? take(w, rd2h_dm_plan_bound(w->dm, handle)) : NULL;
   rd2h_dm_plan(w->dm, handle, b ? &b->d : &none);
   uint32_t n = b ? b->d.n : 0;
@@ -169,23 +174,25 @@ void dw_plan(rd2h_dw *w, uint32_t handle) {
   b->peer = peer;
   b->begun = rd2h_trace_now();
   b->queued = false;
+  b->retries = 0;
+  b->due = 0;
   b->b = (struct rd2h_batch){.id = handle, .n = n, .bytes = b->d.bytes, .local = b->d.local, .remote = b->d.remote,
                              .len = b->d.len, .remote_region = b->d.region};
   w->batch[handle] = b;
   rd2h_dm_planned(w->dm, handle, n, w->now);
-  if (p->head || submit(w, p, b) == RD2H_AGAIN)
-    enqueue(w, p, b);
+  dw_submit(w, b);
 }
 
 void dw_cancel(rd2h_dw *w, uint32_t handle) {
   struct dw_batch *b = handle < w->batch_cap ? w->batch[handle] : NULL;
   if (!b)
     return;
-  if (!b->queued) {
+  if (b->queued) {
+    dequeue(w, w->peer[b->peer], b);
+  } else if (!dw_retry_cancel(w, b)) {
     rd2h_eng_cancel(w->eng, handle);
     return;
   }
-  dequeue(w, w->peer[b->peer], b);
   finish(w, b, RD2H_CANCELED, "canceled before it was read");
 }
 
@@ -206,6 +213,8 @@ static void completed(rd2h_dw *w, const struct rd2h_completion *c) {
   w->count.bytes += c->bytes;
   w->count.descriptors += b->d.n;
   trace(w, b, c);
+  if (dw_retry_later(w, b, c->status))
+    return;
   finish(w, b, c->status, c->status ? rd2h_eng_last_error(w->eng, c->id) : "");
 }
 

@@ -250,7 +250,7 @@ static void take_stats(rd2h_dw *w, struct rd2h_decode_stats *s) {
       .messages = m.messages, .batches = m.batches, .reads = w->count.reads, .descriptors = w->count.descriptors,
       .bytes = w->count.bytes, .malformed = m.malformed + w->count.malformed, .parked = m.parked, .skipped = m.skipped,
       .refused_meta = m.refused_meta + w->count.refused_meta, .replies = m.replies,
-      .refused_keys = w->refused_keys, .failed_transport = m.failed_transport,
+      .refused_keys = w->refused_keys, .retried = w->count.retried, .failed_transport = m.failed_transport,
       .failed_peer_lost = m.failed_peer_lost, .failed_layout = m.failed_layout, .failed_expired = m.failed_expired,
       .failed_other = m.failed_other, .aborted = m.aborted, .completed = m.completed, .peers = m.peers, .requests = m.requests,
       .reads_in_flight = m.reads, .parked_now = m.parked_now, .quarantined = m.quarantined,

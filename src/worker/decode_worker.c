@@ -20,8 +20,10 @@ enum { KEY_ROUTER, KEY_COMMAND, KEY_DOORMAN, KEY_ENGINE };
 /* ---- the control thread ---- */
 static void turn_wait(rd2h_dw *w) {
   struct epoll_event ev[4];
+  uint64_t deadline = rd2h_dm_next_deadline(w->dm);
+  deadline = w->retry_at < deadline ? w->retry_at : deadline;
   w->burst = rd2h_zmq_readable(w->router);
-  int timeout = w->burst ? 0 : rd2h_epoll_timeout(rd2h_dm_next_deadline(w->dm), rd2h_now_ns());
+  int timeout = w->burst ? 0 : rd2h_epoll_timeout(deadline, rd2h_now_ns());
   epoll_wait(w->epoll, ev, RD2H_COUNT(ev), timeout); /* every source is looked at each turn, whichever woke us */
 }
 
@@ -42,6 +44,7 @@ static void *control_main(void *arg) {
     rd2h_doorman_serve(&w->doorman, turned_away, w);
     dw_receive(w);
     dw_complete(w);
+    w->retry_at = dw_retry_run(w);
     if (rd2h_dm_next_deadline(w->dm) <= w->now)
       rd2h_dm_tick(w->dm, w->now);
     dw_drain(w);

@@ -21,6 +21,8 @@ struct dw_batch {
   uint32_t handle, peer;
   uint64_t begun; /* ns, only while a trace is taken */
   bool queued; /* the engine had no room: waits in its peer's list */
+  uint32_t retries;
+  uint64_t due; /* rests until then before it is tried again; 0: does not */
   struct dw_batch *next;
 };
 
@@ -79,7 +81,8 @@ struct rd2h_dw {
 
   struct dw_batch **batch; /* by handle of the machine: planned and not completed */
   uint32_t batch_cap, n_queued;
-  struct dw_batch *idle_batch;
+  uint64_t retry_at; /* when the first that rests is to be tried again */
+  struct dw_batch *idle_batch, *resting;
   uint64_t descs_held, idle_descs; /* room for descriptors: of batches, of idle ones */
   struct rd2h_decode_stats count; /* reads, descriptors, bytes */
   struct dw_request *ended, *ended_tail; /* of this turn, not yet handed over */
@@ -112,6 +115,11 @@ void dw_drain(rd2h_dw *);
 /* decode_batch.c */
 void dw_plan(rd2h_dw *, uint32_t batch);
 void dw_cancel(rd2h_dw *, uint32_t batch);
+void dw_submit(rd2h_dw *, struct dw_batch *);   /* after those of its peer that wait */
 uint32_t dw_complete(rd2h_dw *);              /* takes completions and events of the engine; how many */
 void dw_batches_free(rd2h_dw *);
+/* decode_retry.c */
+bool dw_retry_later(rd2h_dw *, struct dw_batch *, int status); /* false: it is not to be tried again */
+bool dw_retry_cancel(rd2h_dw *, struct dw_batch *);            /* false: it does not rest */
+uint64_t dw_retry_run(rd2h_dw *);                              /* tries what has rested; when to come again */
 #endif

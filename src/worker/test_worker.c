@@ -238,6 +238,56 @@ static void failed_read(void **state) {
 }
 
 /* A step whose layers never all come does not complete its requests. */
+/* Every second read fails: with retries nobody notices, and each is tried once again. */
+static void failed_read_is_tried_again(void **state) {
+  (void)state;
+  struct pair x;
+  struct rig_request r;
+  struct rd2h_step_send send;
+  struct rd2h_decode_stats st;
+  char text[RD2H_ERROR_TEXT];
+  const struct rig_shape shape = {.layers = 6, .blocks = 32};
+  open_pair(&x, &shape, NULL, &(struct rd2h_decode_opts){.engine = "fault:local,fail_every=2", .read_retries = 1});
+  for (uint32_t l = 0; l < shape.layers; l++)
+    rig_write(&x.src, l, 1);
+  rig_request(&r, "again", 12, 0, 0);
+  rig_install(x.d, &r);
+  rig_send(&send, &r, rd2h_decode_port(x.d), 0, 12, true);
+  rig_step(x.p, &send, 1, NULL);
+  for (uint32_t l = 0; l < shape.layers; l++) { /* one after the other: a retry is never the next to fail */
+    struct rd2h_error err = {0};
+    RIG_OK(rd2h_prefill_layer(x.p, l, &err), &err);
+    RIG_OK(rd2h_prefill_wait_layer(x.p, l, RIG_WAIT_MS, &err), &err);
+  }
+  assert_int_equal(rig_outcome(x.d, "again", NULL), RD2H_OK);
+  rig_expect(&x.dst, &r, 1);
+  rig_decode_stats(x.d, &st);
+  assert_true(st.retried >= 2 && st.retried == st.reads - shape.layers);
+  close_pair(&x);
+  open_pair(&x, &shape, NULL, &(struct rd2h_decode_opts){.engine = "fault:local,fail_every=1", .read_retries = 2});
+  rig_install(x.d, &r); /* what fails for good does so after the last */
+  rig_send(&send, &r, rd2h_decode_port(x.d), 0, 12, true);
+  rig_step(x.p, &send, 1, NULL);
+  rig_layers(x.p, 1);
+  assert_int_equal(rig_outcome(x.d, "again", text), RD2H_IO);
+  rig_decode_stats(x.d, &st);
+  assert_int_equal(st.retried, 2);
+  close_pair(&x);
+  open_pair(&x, &shape, NULL, &(struct rd2h_decode_opts){.engine = "fault:local,fail_every=1", .read_retries = 10});
+  rig_install(x.d, &r);
+  rig_send(&send, &r, rd2h_decode_port(x.d), 0, 12, true);
+  rig_step(x.p, &send, 1, NULL);
+  rig_layers(x.p, 1);
+  do
+    rd2h_decode_stats(x.d, &st);
+  while (st.retried < 2);
+  assert_int_equal(rd2h_decode_abort(x.d, "again"), RD2H_OK); /* nobody waits for it any more */
+  assert_int_equal(rig_outcome(x.d, "again", NULL), RD2H_ABORTED);
+  rig_decode_stats(x.d, &st);
+  assert_true(st.retried < 5);
+  close_pair(&x);
+}
+
 static void broken_step(void **state) {
   (void)state;
   struct pair x;
@@ -408,6 +458,7 @@ int main(void) {
       cmocka_unit_test(abort_while_reading),
       cmocka_unit_test(prefill_aborts),
       cmocka_unit_test(failed_read),
+      cmocka_unit_test(failed_read_is_tried_again),
       cmocka_unit_test(broken_step),
       cmocka_unit_test(not_installed_in_time),
       cmocka_unit_test(engine_is_full),
