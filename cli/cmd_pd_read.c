@@ -70,6 +70,7 @@ void pd_note(const struct pd_read *r, const char *label, const char *fmt, ...) {
   vprintf(fmt, args);
   va_end(args);
   putchar('\n');
+  fflush(stdout);
 }
 
 void pd_step(struct pd_read *r) {

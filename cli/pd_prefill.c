@@ -143,7 +143,6 @@ int pd_prefill(struct pd_read *r, struct rd2h_error *err) {
     pd_note(r, "engine", "%s", r->engine);
     pd_note(r, "waiting", "for Decode at %s port %llu, %llu s", r->local_ip, (unsigned long long)r->port,
             (unsigned long long)r->timeout_s);
-    fflush(stdout);
     pd_step(r);
     rc = wait_for_decode(r, listener, err);
   }

@@ -12,7 +12,7 @@ static bool usable(const struct conformance *c) {
   struct rd2h_error err = {0};
   rd2h_eng *e;
   if (rd2h_eng_open(c->engine, &o, &e, &err)) {
-    printf("1..0 # skip %s\n", err.text);
+    printf("1..1\nok 1 - conformance # skip %s\n", err.text);
     return false;
   }
   rd2h_eng_close(e);
