@@ -187,7 +187,7 @@ SUITES = [
           count_rows, "build/interop.json", needs="tests/interop/run.py"),
     Suite("e2e", "two vLLM engines", [["scripts/setup_vllm.sh"], [".venv-vllm/bin/python", "tests/e2e/run.py"]],
           count_rows, "build/e2e.json", needs="tests/e2e/run.py", limit=1500),
-    Suite("http", "two vLLM servers behind rd2h-proxy",
+    Suite("http", "two vLLM servers behind rd2h-proxy, also with TP 2",
           [["scripts/setup_vllm.sh"], build("release"), [".venv-vllm/bin/python", "tests/e2e/http_proxy.py"]],
           count_rows, "build/http.json", needs="tests/e2e/http_proxy.py"),
 ]

@@ -7,6 +7,9 @@
 #define ID "cmpl-a-0-0123abcd"
 #define HEX_A "00112233445566778899aabbccddeeff"
 #define HEX_B "ffeeddccbbaa99887766554433221100"
+/* Of a Decode of ours, which knows the request by this id. */
+#define OURS(request_id) "{" ENDPOINT ",\"request_id\":" request_id ",\"rd2h\":{\"v\":1,\"attempt\":\"" HEX_A "\",\"inc\":\"" \
+  HEX_B "\"}}"
 
 static const struct rd2h_prefill_scheduler_opts opts = {.size = sizeof opts, .n_groups = 2, .block_size = {16, 32},
                                                         .indexer_group = 1};
@@ -115,8 +118,7 @@ static void test_id_on_decode(void **state) {
   struct half h;
   (void)state;
   half_open(&h);
-  assert_int_equal(rd2h_prefill_scheduler_alloc(h.s, ID, "{" ENDPOINT ",\"request_id\":\"cmpl-b-7\",\"rd2h\":{\"v\":1,\"attempt\":\""
-                                                HEX_A "\",\"inc\":\"" HEX_B "\"}}", 70, TABLE(IDS(1, 2, 3, 4, 5), IDS(7, 8, 9)),
+  assert_int_equal(rd2h_prefill_scheduler_alloc(h.s, ID, OURS("\"cmpl-b-7\""), 70, TABLE(IDS(1, 2, 3, 4, 5), IDS(7, 8, 9)),
                                                 NULL), 1);
   step(&h, ID, 0, 70, NULL);
   assert_str(h.v.send->id, ID);
@@ -369,6 +371,8 @@ static const struct refusal refused[] = {
   {"[1]", RD2H_INVALID, "must be a JSON object"},
   {"{\"do_remote_decode\":1}", RD2H_INVALID, "\"do_remote_decode\" must be true or false and is an integer"},
   {"{\"do_remote_decode\":true}", RD2H_INVALID, "\"remote_host\" is missing"},
+  {OURS("7"), RD2H_INVALID, "\"request_id\" must be a string"},
+  {OURS("\"\""), RD2H_RANGE, "\"request_id\" has 0 bytes"},
   {"{\"do_remote_decode\":true,\"remote_host\":\"h\"}", RD2H_INVALID, "\"remote_port\" is missing"},
   {"{\"do_remote_decode\":true,\"remote_host\":7,\"remote_port\":1}", RD2H_INVALID,
    "\"remote_host\" must be a string and is an integer"},
@@ -460,7 +464,7 @@ static bool run_with_failure(uint64_t n) {
     assert_int_equal(rc, RD2H_NOMEM);
     return true;
   }
-  int first = rd2h_prefill_scheduler_alloc(h.s, id, PARAMS, 64, TABLE(IDS(1), IDS(1)), NULL);
+  int first = rd2h_prefill_scheduler_alloc(h.s, id, OURS("\"cmpl-b-7\""), 64, TABLE(IDS(1), IDS(1)), NULL);
   rd2h_prefill_scheduler_step_begin(h.s);
   int added = RD2H_NOMEM;
   if (first == 1)

@@ -27,7 +27,8 @@ def case(prefill_tp: int, decode_tp: int, prefill_pp: int = 1, prefills: int = 1
 SERVED = [
     # equal, dividing, not dividing, fewer Prefill than Decode ranks
     *(case(p, d) for p, d in ((1, 1), (2, 1), (3, 1), (4, 1), (8, 1), (2, 2), (4, 2), (8, 2), (4, 4), (3, 2), (5, 2), (4, 3), (5, 3),
-                              (6, 4), (1, 2), (1, 3), (1, 4), (2, 3), (2, 4), (3, 4), (2, 5), (3, 8), (1, 8), (2, 8), (4, 8), (8, 4), (8, 8))),
+                              (6, 4), (1, 2), (1, 3), (1, 4), (2, 3), (2, 4), (3, 4), (2, 5), (3, 8), (1, 8), (2, 8), (4, 8),
+                              (8, 4), (8, 8))),
     # pipeline stages: a layer a stage, uneven stages, contributor groups in each
     *(case(p, d, pp, layers=layers) for p, d, pp, layers in ((1, 1, 2, 4), (1, 1, 3, 5), (1, 1, 4, 4), (2, 1, 2, 5), (2, 2, 2, 3),
                                                              (1, 2, 2, 3), (1, 2, 4, 6), (3, 2, 2, 5), (2, 3, 3, 6), (4, 2, 2, 4))),
