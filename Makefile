@@ -10,7 +10,7 @@ LOOPS ?= 50
 .PHONY: help setup build check demo e2e interop bench fuzz asan tsan install wheel clean format
 
 help: ## this list
-	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 setup: ## what the build needs: system packages that are missing, .venv with the build tools
 	@scripts/bootstrap.sh

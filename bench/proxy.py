@@ -1,149 +1,174 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What a request costs in the proxy: CPU time of its process and latency, with scripted engines; beside another proxy when one is named.
+"""What a request costs in rd2h-proxy, beside the reference's proxy, and what each makes of faults: build/proxy.json, docs/proxy-bench.md.
 
-proxy.py [--proxy PROGRAM] [--reference COMMAND] [--clients 1,32,128] [--requests N] [--json FILE]
-COMMAND is a shell command that starts the other proxy in the foreground; {port}, {prefill} and {decode} are filled in. Both are measured
-in turn, on the same engines. Ratios of one run are what counts: everything shares the machine.
+proxy.py [--proxy PROGRAM] [--rounds N] [--no-reference] [--page] [--json FILE]
+Both proxies stand between the same engines (tests/proxy/load.c) and take turns. Each has the first CPU of this process while it is
+measured, clients and engines have the last. The reference's proxy is had from its package (scripts/setup_reference.sh); where it is not to
+be had it is left out. --page also writes the page and its plot.
 """
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
-import multiprocessing
 import os
-import shlex
+import shutil
+import socket
+import statistics
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests/proxy"))
-from bench import free_port  # noqa: E402
-from engines import Decode, Loop, Prefill, read_head  # noqa: E402
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests/proxy")]
+import proxy_faults  # noqa: E402
+import run as peers  # noqa: E402
+from load import Load, cpu_ms, rss_kib  # noqa: E402
 
-LOADS = {"plain": {"model": "", "stream": False}, "events-64": {"model": "events=64", "stream": True}}
-TIMEOUT_S = 60.0
-
-
-def serve_engines(pipe) -> None:
-    loop = Loop()
-    pipe.send((Prefill(loop).start().port, Decode(loop).start().port))
-    pipe.recv()
-
-
-async def request(port: int, raw: bytes) -> float:
-    """Seconds of one request on a connection of its own; an incomplete answer is an error."""
-    begin = time.perf_counter()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
-    try:
-        writer.write(raw)
-        (_, status, *_), headers = await read_head(reader)
-        if status != "200":
-            raise RuntimeError(f"status {status}")
-        if "content-length" in headers:
-            await reader.readexactly(int(headers["content-length"]))
-        else:
-            while size := int(await reader.readline(), 16):
-                await reader.readexactly(size + 2)
-        return time.perf_counter() - begin
-    finally:
-        writer.close()
+# name: events of the answer (0: no stream), ms between them
+LOADS = {"not streamed": (0, 0), "64 events": (64, 0), "64 events, 20 ms apart": (64, 20)}
+CLIENTS = (1, 32, 128)
+REQUESTS = {"rd2h": 1500, "reference": 150}
+STREAMS = 4000
+CPUS = sorted(os.sched_getaffinity(0))
+REFERENCE_PACKAGES = ["fastapi", "uvicorn", "httpx"]
 
 
-async def load(port: int, raw: bytes, clients: int, requests: int) -> tuple[list[float], int]:
-    times, failed, left = [], 0, requests
-
-    async def client() -> None:
-        nonlocal left, failed
-        while left > 0:
-            left -= 1
-            try:
-                times.append(await asyncio.wait_for(request(port, raw), TIMEOUT_S))
-            except (OSError, RuntimeError, ValueError, asyncio.TimeoutError, asyncio.IncompleteReadError):
-                failed += 1
-
-    await asyncio.gather(*(client() for _ in range(clients)))
-    return times, failed
+def prefix(cpu: int) -> list[str]:
+    """Pinned, and before all else on its CPU where that is allowed."""
+    real_time = ["chrt", "-r", "20"] if os.geteuid() == 0 and shutil.which("chrt") else []
+    return ["taskset", "-c", str(cpu), *real_time]
 
 
-@dataclass
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
 class Proxy:
-    process: subprocess.Popen
-    port: int
+    def __init__(self, command: list, prefill: list[int], decode: list[int], more: list = ()) -> None:
+        self.port = free_port()
+        hosts = lambda n: ["127.0.0.1"] * n  # noqa: E731
+        argv = [*command, "--host", "127.0.0.1", "--port", self.port, "--prefiller-hosts", *hosts(len(prefill)), "--prefiller-ports", *prefill,
+                "--decoder-hosts", *hosts(len(decode)), "--decoder-ports", *decode, *more]
+        self.process = subprocess.Popen([*prefix(CPUS[0]), *map(str, argv)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and self.process.poll() is None:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), 2).close()
+                return
+            except OSError:
+                time.sleep(0.1)
+        self.close()
+        raise RuntimeError(f"not up: {command}")
 
-    def cpu(self) -> float:
-        """Seconds of user and system time so far."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def rss_kib(self) -> int:
-        text = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(text.split("VmRSS:")[1].split()[0])
-
-    def measure(self, name: str, clients: int, requests: int) -> dict[str, float]:
-        body = json.dumps({**LOADS[name], "prompt": "x" * 200, "max_tokens": 64 if "events" in name else 1}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-        raw = head.encode() + body
-        before = self.cpu()
-        times, failed = asyncio.run(load(self.port, raw, clients, requests))
-        used = self.cpu() - before
-        times.sort()
-        at = lambda q: round(1000 * times[min(len(times) - 1, int(q * len(times)))], 2) if times else None  # noqa: E731
-        return {"cpu_ms": round(1000 * used / max(1, len(times)), 4), "p50_ms": at(0.5), "p99_ms": at(0.99), "failed": failed}
-
-
-def start(argv: list[str], port: int) -> Proxy:
-    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
+    def close(self) -> None:
+        self.process.terminate()
         try:
-            asyncio.run(asyncio.wait_for(asyncio.open_connection("127.0.0.1", port), 2))
-            return Proxy(process, port)
-        except (OSError, asyncio.TimeoutError):
-            time.sleep(0.1)
-    process.kill()
-    raise SystemExit(f"proxy.py: not up: {shlex.join(argv)}")
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+
+def reference_command() -> list:
+    """Its requirements in a virtual environment of their own; its source as packed, unmodified."""
+    venv = peers.FOLDER / "venv-proxy"
+    python = Path(os.environ.get("REFERENCE_PROXY_PYTHON", venv / "bin/python"))
+    if not python.exists():
+        peers.run([sys.executable, "-m", "venv", venv])
+        peers.run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *REFERENCE_PACKAGES])
+    source = os.environ.get("REFERENCE_SRC")
+    if not source:
+        peers.run(["scripts/setup_reference.sh", "build-reference", peers.REFERENCE], seconds=900)
+        source = ROOT / "build-reference" / peers.REFERENCE
+    if not (Path(source) / "examples/disaggregated_prefill_v1").is_dir():
+        raise RuntimeError("its package holds no example proxy")
+    return [python, ROOT / "bench/peers/reference_proxy.py", source]
+
+
+def measure(engines: Load, who: str, proxy: Proxy, name: str, clients: int) -> dict:
+    events, gap = LOADS[name]
+    requests = 2 * clients if gap else max(clients, REQUESTS[who])
+    before = cpu_ms(proxy.process.pid)
+    got = engines.ask("run", proxy.port, clients, requests, events, gap)
+    return {**got, "cpu_ms": (cpu_ms(proxy.process.pid) - before) / max(1, got["done"])}
+
+
+def compare(engines: Load, proxies: dict[str, Proxy], rounds: int) -> list[dict]:
+    for proxy in proxies.values():
+        engines.ask("run", proxy.port, 4, 40, 4, 0)
+    rows = []
+    for name in LOADS:
+        for clients in CLIENTS[1:] if LOADS[name][1] else CLIENTS:
+            got = {who: [] for who in proxies}
+            for _ in range(rounds):
+                for who, proxy in proxies.items():
+                    got[who].append(measure(engines, who, proxy, name, clients))
+            row = {"load": name, "clients": clients}
+            for who, lead in (("rd2h", ""), ("reference", "reference_")):
+                for key in ("cpu_ms", "p50_ms", "p99_ms"):
+                    row[lead + key] = round(statistics.median(g[key] for g in got[who]), 4) if who in got else None
+                row[lead + "failed"] = sum(g["failed"] for g in got[who]) if who in got else None
+            rows.append(row)
+            print(table_line(row), flush=True)
+    return rows
+
+
+def times(row: dict, key: str) -> str:
+    return f"{row['reference_' + key] / row[key]:.0f}" if row["reference_" + key] and row[key] else "–"
+
+
+def table_line(row: dict) -> str:
+    other = lambda key: f"{row['reference_' + key]:10.2f}" if row["reference_" + key] is not None else f"{'–':>10}"  # noqa: E731
+    return (f"{row['load']:<24}{row['clients']:>8}{row['cpu_ms']:>10.3f}{other('cpu_ms')}{times(row, 'cpu_ms'):>7}"
+            f"{row['p99_ms']:>12.2f}{other('p99_ms')}{times(row, 'p99_ms'):>7}")
+
+
+def hold(engines: Load, proxy: Proxy) -> dict:
+    before = rss_kib(proxy.process.pid)
+    held = engines.ask("hold", proxy.port, STREAMS)
+    each = (rss_kib(proxy.process.pid) - before) / STREAMS
+    end = engines.ask("release")
+    return {"streams": STREAMS, "failed": STREAMS - end["done"], "held": held["held"], "kib_a_stream": round(each, 1)}
 
 
 def main() -> int:
     ask = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    ask.add_argument("--proxy", default=str(ROOT / "build/proxy/rd2h-proxy"))
-    ask.add_argument("--reference")
-    ask.add_argument("--clients", default="1,32,128")
-    ask.add_argument("--requests", type=int, default=300)
+    ask.add_argument("--proxy", type=Path, default=ROOT / "build/proxy/rd2h-proxy")
+    ask.add_argument("--rounds", type=int, default=3)
+    ask.add_argument("--no-reference", action="store_true")
+    ask.add_argument("--page", action="store_true")
     ask.add_argument("--json", type=Path, default=ROOT / "build/proxy.json")
     a = ask.parse_args()
-    ours, theirs = multiprocessing.Pipe()
-    engines = multiprocessing.Process(target=serve_engines, args=(theirs,), daemon=True)
-    engines.start()
-    p, d = ours.recv()
-    port, rows = free_port(), []
-    proxies = {"": start([a.proxy, "--host", "127.0.0.1", "--port", str(port), "--prefiller-hosts", "127.0.0.1", "--prefiller-ports",
-                          str(p), "--decoder-hosts", "127.0.0.1", "--decoder-ports", str(d), "--access-log", os.devnull], port)}
-    if a.reference:
-        port = free_port()
-        proxies["reference_"] = start(["/bin/sh", "-c", "exec " + a.reference.format(port=port, prefill=p, decode=d)], port)
-    try:
-        for name in LOADS:
-            for clients in map(int, a.clients.split(",")):
-                row = {"load": name, "clients": clients}
-                for prefix, proxy in proxies.items():
-                    row |= {prefix + k: v for k, v in proxy.measure(name, clients, max(a.requests // 2, clients)).items()}
-                print("  ".join(f"{k} {v}" for k, v in row.items()), flush=True)
-                rows.append(row)
-        for prefix, proxy in proxies.items():
-            print(f"{prefix or 'rd2h-proxy '}resident {proxy.rss_kib()} KiB")
-    finally:
-        for proxy in proxies.values():
-            proxy.process.terminate()
-        ours.send(None)
+    reference = None if a.no_reference else peers.attempt("the reference's proxy", reference_command)
+    commands = {"rd2h": [a.proxy]} | ({"reference": reference} if reference else {})
+    quiet = {"rd2h": ["--access-log", "/dev/null"], "reference": []}
+    begin, proxies = os.getloadavg(), {}
+    with Load(a.proxy.parent / "proxy-load", prefix(CPUS[-1])) as engines:
+        try:
+            for who, command in commands.items():
+                proxies[who] = Proxy(command, [engines.prefill], [engines.decode], quiet[who])
+            print(f"\n{'':<32}{'CPU ms a request':>20}{'':>7}{'p99 ms':>22}\n{'load':<24}{'clients':>8}{'rd2h':>10}{'reference':>10}"
+                  f"{'times':>7}{'rd2h':>12}{'reference':>10}{'times':>7}")
+            rows = compare(engines, proxies, a.rounds)
+            streams = hold(engines, proxies["rd2h"])
+            print(f"\n{STREAMS} streams at once: {streams['failed']} failed, {streams['kib_a_stream']} KiB each")
+        finally:
+            for proxy in proxies.values():
+                proxy.close()
+    quiet["rd2h"] += ["--rendezvous-timeout", "3"]  # else it waits for longer than the client
+    faults = proxy_faults.compare({who: lambda p, d, c=command, m=quiet[who]: Proxy(c, p, d, m) for who, command in commands.items()})
     a.json.parent.mkdir(exist_ok=True)
     a.json.write_text(json.dumps(rows, indent=1) + "\n")
-    return any(row["failed"] for row in rows)
+    rest = {"streams": streams, "faults": faults, "load": [begin, os.getloadavg()], "rounds": a.rounds}
+    a.json.with_name("proxy-more.json").write_text(json.dumps(rest, indent=1) + "\n")
+    if a.page:
+        peers.setup(False)
+        peers.run([peers.VENV, ROOT / "bench/proxy_page.py", a.json])
+        print("\ndocs/proxy-bench.md and docs/img/proxy-cost.svg are written")
+    return int(any(row["failed"] for row in rows) or streams["failed"] > 0)
 
 
 if __name__ == "__main__":

@@ -165,6 +165,7 @@ static SSL_CTX *new_tls(const struct px_client_limits *l, const char **why) {
   if ((l->ca_file ? SSL_CTX_load_verify_locations(tls, l->ca_file, NULL) : SSL_CTX_set_default_verify_paths(tls)) == 1)
     return tls;
   *why = ERR_reason_error_string(ERR_get_error());
+  *why = *why ? *why : "it cannot be read";
   SSL_CTX_free(tls);
   return NULL;
 }

@@ -174,7 +174,8 @@ static void stream_data(struct px_parent *p, struct px_span s) {
   if (p->wants_more)
     continue_now(p);
   else if (!fed)
-    rd2h_px_parent_fail(p, 502, "Decode engine %s sent an event that is longer than %u bytes, or memory ran out", p->decode_name, PX_SSE_MAX);
+    rd2h_px_parent_fail(p, 502, "Decode engine %s sent an event that is longer than %u bytes, or memory ran out", p->decode_name,
+                        PX_SSE_MAX);
 }
 
 void rd2h_px_decode_data(struct px_parent *p, struct px_span s) {

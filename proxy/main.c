@@ -124,8 +124,8 @@ static SSL_CTX *load_tls(const struct px_options *o) {
   if (tls && SSL_CTX_set_min_proto_version(tls, TLS1_2_VERSION) && SSL_CTX_use_certificate_chain_file(tls, o->tls_cert) == 1 &&
       SSL_CTX_use_PrivateKey_file(tls, o->tls_key, SSL_FILETYPE_PEM) == 1 && SSL_CTX_check_private_key(tls) == 1)
     return tls;
-  fprintf(stderr, "rd2h-proxy: --tls-cert \"%s\" with --tls-key \"%s\": %s\n", o->tls_cert, o->tls_key,
-          ERR_reason_error_string(ERR_get_error()));
+  const char *why = ERR_reason_error_string(ERR_get_error());
+  fprintf(stderr, "rd2h-proxy: --tls-cert \"%s\" with --tls-key \"%s\": %s\n", o->tls_cert, o->tls_key, why ? why : "they cannot be read");
   SSL_CTX_free(tls);
   return NULL;
 }
@@ -245,15 +245,22 @@ static bool make_parts(struct px_app *app) {
   app->base = new_base();
   app->server = app->base ? rd2h_px_server_new(app->base, &sl, &handler) : NULL;
   app->client = app->server ? rd2h_px_client_new(app->base, &cl, &why) : NULL;
-  if (why)
+  if (why) {
     fprintf(stderr, "rd2h-proxy: --engine-ca \"%s\": %s\n", o->engine_ca, why);
-  if (!app->client)
     return false;
+  }
+  if (!app->client)
+    goto fail;
   app->tick = event_new(app->base, -1, EV_PERSIST, on_tick, app);
   app->wake = evtimer_new(app->base, on_wake, app);
   app->probe = event_new(app->base, -1, EV_PERSIST, on_probe, app);
-  return app->tick && app->wake && app->probe && !event_add(app->tick, &(struct timeval){0, 100000}) &&
-         !event_add(app->probe, &(struct timeval){0, 250000});
+  if (app->tick && app->wake && app->probe && !event_add(app->tick, &(struct timeval){0, 100000}) &&
+      !event_add(app->probe, &(struct timeval){0, 250000}))
+    return true;
+
+fail:
+  fprintf(stderr, "rd2h-proxy: memory or descriptors ran out at the start\n");
+  return false;
 }
 
 static void run(struct px_app *app) {
@@ -296,10 +303,8 @@ static int serve(struct px_app *app) {
   uint16_t port = 0;
   if (*o->tls_cert && !tls)
     return 1;
-  if (!make_parts(app))
-    fprintf(stderr, "rd2h-proxy: memory or descriptors ran out at the start\n");
-  else if (add_engines(app, PX_PREFILL, "prefiller", &o->prefiller_hosts, &o->prefiller_ports) &&
-           add_engines(app, PX_DECODE, "decoder", &o->decoder_hosts, &o->decoder_ports))
+  if (make_parts(app) && add_engines(app, PX_PREFILL, "prefiller", &o->prefiller_hosts, &o->prefiller_ports) &&
+      add_engines(app, PX_DECODE, "decoder", &o->decoder_hosts, &o->decoder_ports))
     port = listen_all(app, tls);
   if (port && set_metaserver(app, port)) {
     raise_descriptors(app);

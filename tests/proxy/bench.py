@@ -48,9 +48,11 @@ class Answer:
 class Connection:
     """A client's connection; bytes are sent as they are."""
 
-    def __init__(self, host: str, port: int, timeout: float = 20.0) -> None:
+    def __init__(self, host: str, port: int, timeout: float = 20.0, tls: Any = None) -> None:
         self.s = socket.create_connection((host, port), timeout)
         self.s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls:
+            self.s = tls.wrap_socket(self.s, server_hostname=host)
         self.f = self.s.makefile("rb")
 
     def send(self, raw: bytes) -> Connection:
@@ -100,18 +102,26 @@ class Bench:
 
     program = os.environ.get("RD2H_PROXY", "build/proxy/rd2h-proxy")
 
-    def __init__(self, p: int = 1, d: int = 1, host: str = "127.0.0.1", env: dict[str, str] | None = None, **options: Any) -> None:
+    def __init__(self, p: int = 1, d: int = 1, host: str = "127.0.0.1", env: dict[str, str] | None = None, engine_cert: Any = None,
+                 cert: Any = None, descriptors: int = 0, **options: Any) -> None:
+        """cert, engine_cert: certificates of the proxy and of engines, which then speak https. descriptors: the proxy's limit."""
         self.loop = Loop()
         self.host = host
-        self.p = [Prefill(self.loop, host=host).start() for _ in range(p)]
-        self.d = [Decode(self.loop, host=host).start() for _ in range(d)]
+        self.cert = cert
+        tls = {"tls": engine_cert and engine_cert.server(), "client_tls": cert and cert.client()}
+        self.p = [Prefill(self.loop, host=host, **tls).start() for _ in range(p)]
+        self.d = [Decode(self.loop, host=host, **tls).start() for _ in range(d)]
+        if cert:
+            options |= {"tls-cert": cert.cert, "tls-key": cert.key}
+        if engine_cert:
+            options = {"engine-tls": "true", "engine-ca": engine_cert.cert, **{k.replace("_", "-"): v for k, v in options.items()}}
         self.folder = tempfile.TemporaryDirectory(prefix="rd2h-proxy-")
         self.log = Path(self.folder.name) / "log"
         self.access = Path(self.folder.name) / "access"
         arguments = {"host": host, "port": 0, "prefiller-hosts": [host] * p, "prefiller-ports": [e.port for e in self.p],
                      "decoder-hosts": [host] * d, "decoder-ports": [e.port for e in self.d], "access-log": self.access,
                      **{k.replace("_", "-"): v for k, v in options.items()}}
-        argv = [self.program]
+        argv = [*(["prlimit", f"--nofile={descriptors}:{descriptors}"] if descriptors else []), self.program]
         for name, value in arguments.items():
             argv += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
         self.process = subprocess.Popen(argv, stderr=open(self.log, "w"), env={**os.environ, **(env or {})})
@@ -149,7 +159,7 @@ class Bench:
 
     # ---- requests ----
     def connect(self, timeout: float = 20.0) -> Connection:
-        return Connection(self.host, self.port, timeout)
+        return Connection(self.host, self.port, timeout, self.cert and self.cert.client())
 
     def request(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> bytes:
         raw = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()

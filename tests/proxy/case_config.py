@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import ssl
 import subprocess
 import tempfile
 import threading
 import time
 from pathlib import Path
 
-from bench import Bench, wait_for
+from bench import Bench, Connection, wait_for
 from cases import case, equal, true
+from certificates import Certificate
 
 
 def start(*argv: str, env: dict[str, str] | None = None) -> tuple[int, str]:
@@ -102,33 +102,60 @@ def api_key() -> None:
         equal([b.get(p).status for p in ("/health", "/healthcheck", "/metrics", "/v1/models", "/instances")], [200, 200, 200, 401, 401])
 
 
-@case("TLS to clients")
+@case("TLS to clients, and https rendezvous")
 def tls() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        cert, key = Path(folder) / "cert.pem", Path(folder) / "key.pem"
-        subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-                        "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert], check=True,
-                       capture_output=True)
-        with Bench(tls_cert=cert, tls_key=key) as b:
-            context = ssl.create_default_context(cafile=cert)
-            plain = b.connect
+    with Certificate() as cert, Bench(cert=cert) as b:
+        equal((b.complete().status, b.complete("events=50", True).text.split()[-1]), (200, "t49"))
+        true(b.d[0].seen[0].body["kv_transfer_params"]["metaserver"].startswith("https://"), "Decode is told http")
+        equal(b.complete("big=3000000").text[-9:], "xxxxxxxxx")
+        equal(b.send("POST", "/v1/completions", {"model": "silent", "prompt": "x" * (4 << 20)}).status, 200)
+        c = b.connect().send(b.request("GET", "/health") * 5)
+        equal([c.answer().status for _ in range(5)], [200] * 5, "pipelined")
+        c.close()
+        c = Connection(b.host, b.port, 5).send(b"GET / HTTP/1.1\r\n\r\n")
+        try:
+            got = c.f.read()
+        except ConnectionResetError:
+            got = b""
+        true(not got.startswith(b"HTTP"), "plain HTTP was answered")
+        c.close()
+        c = b.connect().send(b.request("POST", "/v1/completions", {"model": "gap=0.05,events=900", "prompt": "x", "stream": True}))
+        c.head()
+        c.close()
+        wait_for(lambda: not b.d[0].open, 1.0, "the end of Decode's work")
 
-            def connect(timeout: float = 20.0):
-                c = plain(timeout)
-                c.s = context.wrap_socket(c.s, server_hostname="127.0.0.1")
-                c.f = c.s.makefile("rb")
-                return c
 
-            b.connect = connect
-            equal((b.complete("silent").status, b.complete("silent,events=50", True).status), (200, 200))
-            true(b.d[0].seen[0].body["kv_transfer_params"]["metaserver"].startswith("https://"), "Decode is told http")
-            c = plain(5).send(b"GET / HTTP/1.1\r\n\r\n")
-            try:
-                got = c.f.read()
-            except ConnectionResetError:
-                got = b""
-            true(not got.startswith(b"HTTP"), "plain HTTP was answered")
-            c.close()
+@case("TLS to engines: by their authority only, unless told otherwise")
+def engine_tls() -> None:
+    with Certificate() as cert, Certificate() as other, Certificate("DNS:elsewhere.example") as elsewhere:
+        with Bench(engine_cert=cert, d=2) as b:
+            equal((b.complete().status, b.complete("events=50", True).text.split()[-1]), (200, "t49"))
+            equal(b.complete("big=3000000").text[-9:], "xxxxxxxxx")
+            equal(b.send("POST", "/v1/completions", {"model": "silent", "prompt": "x" * (4 << 20)}).status, 200)
+            equal({b.complete().status for _ in range(20)}, {200})
+            true(max(len(e.connections) for e in b.d) < 12, "connections are not used again")
+        for wrong, word in ((Bench(engine_cert=cert, engine_ca=other.cert), "self-signed"), (Bench(engine_cert=elsewhere), "mismatch")):
+            with wrong as b:
+                a = b.complete()
+                true(a.status in (502, 503) and not b.d[0].seen, f"{a.status} {a.body!r}")
+                wait_for(lambda: word in b.log.read_text(), what=f"the reason, {word}")  # noqa: B023
+        with Bench(engine_cert=cert, engine_ca=other.cert, engine_insecure="true") as b:
+            equal(b.complete().status, 200)
+        with Bench(engine_tls="true", eject_after=100, connect_timeout=0.3, max_retries=1) as b:  # they speak http
+            equal(b.complete().status, 502)
+    code, text = start("--host", "127.0.0.1", "--engine-ca", "/nonexistent")
+    true(code and "--engine-ca" in text, text)
+
+
+@case("engines by name: looked up, all addresses tried; unknown names fail at once")
+def names() -> None:
+    with Bench() as b:
+        port = b.d[0].port
+        equal(b.send("POST", "/instances/add", {"type": "decode", "instances": f"localhost:{port}"}).status, 200)
+        equal(b.send("POST", "/instances/remove", {"type": "decode", "instances": f"127.0.0.1:{port}"}).status, 200)
+        equal([b.complete().status for _ in range(3)], [200] * 3)
+        equal(b.send("POST", "/instances/add", {"type": "decode", "instances": "no-such-host.invalid:1"}).status, 200)
+        equal([b.complete().status for _ in range(4)], [200] * 4, "the other one is asked")
 
 
 @case("SIGTERM: requests under way end, new ones get 503, then the program ends")

@@ -58,11 +58,13 @@ async def read_head(reader: asyncio.StreamReader) -> tuple[list[str], dict[str, 
     return first.split(" "), {k.strip().lower(): v.strip() for k, v in (line.split(":", 1) for line in lines)}
 
 
-async def post(url: str, message: Any, timeout: float | None = None, source: str | None = None) -> tuple[int, bytes]:
-    """POST of a JSON value (or bytes as they are) on a connection of its own, from the address `source`."""
-    host, port, path = re.fullmatch(r"http://(\[.*?\]|[^:/]+):(\d+)(/.*)", url).groups()
+async def post(url: str, message: Any, timeout: float | None = None, source: str | None = None,
+               tls: Any = None) -> tuple[int, bytes]:
+    """POST of a JSON value (or bytes as they are) on a connection of its own, from the address `source`; tls: for https."""
+    host, port, path = re.fullmatch(r"https?://(\[.*?\]|[^:/]+):(\d+)(/.*)", url).groups()
     reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), limit=1 << 20,
-                                                   local_addr=(source, 0) if source else None)
+                                                   local_addr=(source, 0) if source else None,
+                                                   ssl=tls if url.startswith("https") else None)
     try:
         raw = message if isinstance(message, bytes) else json.dumps(message).encode()
         writer.write(f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
@@ -84,13 +86,15 @@ class Engine:
     healthy: bool = True
     raw: bytes | None = None  # said instead of any answer, then the end
     connections: list = field(default_factory=list)
+    tls: Any = None          # context: serve https
+    client_tls: Any = None   # context: of the rendezvous
     open: int = 0
     _server: Any = None
     _writers: set = field(default_factory=set)
 
     def start(self) -> Engine:
         async def begin() -> None:
-            self._server = await asyncio.start_server(self._serve, self.host, self.port, limit=1 << 26, backlog=4096)
+            self._server = await asyncio.start_server(self._serve, self.host, self.port, limit=1 << 26, backlog=4096, ssl=self.tls)
             self.port = self._server.sockets[0].getsockname()[1]
 
         self.loop.run(begin())
@@ -172,8 +176,8 @@ def is_list(prompt: Any) -> bool:
     return isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
 
 
-ODD = [{"choices": []}, {"choices": [None]}, {"choices": None}, {"choices": [{"index": 0}]}, {"choices": [{"delta": None}], "usage": None}, {}, [], 1,
-       {"choices": [{"text": 7, "stop_reason": {"a": 1}}], "usage": {"completion_tokens": "x"}}]
+ODD = [{"choices": []}, {"choices": [None]}, {"choices": None}, {"choices": [{"index": 0}]}, {"choices": [{"delta": None}], "usage": None},
+       {}, [], 1, {"choices": [{"text": 7, "stop_reason": {"a": 1}}], "usage": {"completion_tokens": "x"}}]
 
 
 class Prefill(Engine):
@@ -202,15 +206,19 @@ class Decode(Engine):
     events=N, drop=K: N events, cut after K of them. gap=SECONDS between events. bytes: events byte by byte.
     silent: no rendezvous at all. miss=K: child K never posts. twice: every child posts two times.
     blocks=N: only N children may wait for KV at once. ours: rendezvous of engines of this project. threads=N: rendezvous at once.
-    recomputed=K: gives up after K tokens, until asked with the text so far. big=BYTES: size of the answer. retry: posts again after 502.
+    pool: 32 rendezvous at once, of all requests together.
+    recomputed=K: gives up after K tokens, until asked with the text so far. big=BYTES: size of the answer.
+    retry: posts again after 502.
     details: usage with the count of cached tokens as Decode sees it, details=null: without. odd: answers of unusual form.
-    close: the answer has neither length nor chunks and ends with the connection. early: 100 Continue and 103 before it. trailer: after it."""
+    close: the answer has neither length nor chunks and ends with the connection. early: 100 Continue and 103 before it.
+    trailer: after it."""
 
     extra: dict[str, Any] = {}
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
         self.posts: list[tuple[str, int]] = []
+        self.pool: asyncio.Semaphore | None = None
 
     def message(self, child: str, words: dict[str, str]) -> dict[str, Any]:
         ours = {"rd2h": {"v": 1, "attempt": "00" * 8, "inc": "11" * 8}} if "ours" in words else {}
@@ -229,15 +237,17 @@ class Decode(Engine):
         url = seen.body["kv_transfer_params"]["metaserver"]
         blocks = asyncio.Semaphore(int(words.get("blocks", 100000)))
         threads = asyncio.Semaphore(int(words.get("threads", 100000)))
+        if "pool" in words:
+            threads = self.pool = self.pool or asyncio.Semaphore(32)
 
         async def one(k: int, child: str) -> None:
             if words.get("miss") == str(k):
                 await asyncio.sleep(60)
             async with blocks, threads:
-                status, _ = await post(url, self.message(child, words))
+                status, _ = await post(url, self.message(child, words), tls=self.client_tls)
                 self.posts.append((child, status))
                 if status == 502 and "retry" in words:
-                    status, _ = await post(url, self.message(child, words))
+                    status, _ = await post(url, self.message(child, words), tls=self.client_tls)
                     self.posts.append((child, status))
                 if status != 200:
                     raise RuntimeError(f"rendezvous of {child}: {status}")

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Clients, a Prefill and a Decode engine for measuring a proxy between them: one thread, so cheap that the proxy is what is measured.
  *
- *   proxy_load        prints the ports of Prefill and Decode, then obeys lines on stdin with one line of JSON each:
+ *   proxy-load        prints the ports of Prefill and Decode, then obeys lines on stdin with one line of JSON each:
  *     run PORT CLIENTS REQUESTS EVENTS GAP_MS    EVENTS 0: answers that are no streams; GAP_MS 0: all events at once, each in a send
  *     hold PORT STREAMS                          opens streams that get one event and wait
  *     release                                    and lets them end
@@ -56,7 +56,7 @@ static double now(void) {
 }
 
 static void die(const char *what) {
-  fprintf(stderr, "proxy_load: %s: %s\n", what, strerror(errno));
+  fprintf(stderr, "proxy-load: %s: %s\n", what, strerror(errno));
   exit(1);
 }
 
@@ -123,7 +123,7 @@ static void say(struct conn *c, const char *text, size_t n) {
 /* ---- messages ---- */
 static const char *header(struct conn *c, const char *name, size_t head) {
   size_t n = strlen(name);
-  for (const char *p = c->text, *end = p + head; p + n < end; p = memchr(p, '\n', (size_t)(end - p)) + 1)
+  for (const char *p = c->text, *end = p + head; p + n < end; p = (const char *)memchr(p, '\n', (size_t)(end - p)) + 1)
     if (strncasecmp(p, name, n) == 0)
       return p + n;
   return NULL;
@@ -168,7 +168,7 @@ static void on_decode(struct conn *c, size_t body) {
   c->text[c->n - 1] = 0; /* the closing brace */
   if (!rid || !url || sscanf(rid, " %127[^\r]", id) != 1 || !(url = strstr(url, "://")) ||
       sscanf(strchr(url + 3, '/'), "%255[^\"]", path) != 1) {
-    fprintf(stderr, "proxy_load: a request without id or metaserver\n");
+    fprintf(stderr, "proxy-load: a request without id or metaserver\n");
     exit(1);
   }
   c->stream = strstr(c->text + body, "\"stream\": true") || strstr(c->text + body, "\"stream\":true");

@@ -17,6 +17,7 @@ import case_config  # noqa: E402, F401
 import case_engines  # noqa: E402, F401
 import case_flow  # noqa: E402, F401
 import case_http  # noqa: E402, F401
+import case_load  # noqa: E402, F401
 from bench import Bench  # noqa: E402
 from cases import CASES  # noqa: E402
 
