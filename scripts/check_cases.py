@@ -18,6 +18,7 @@ TABLES = ROOT / "tests/cases"
 COMPLETE: dict[str, int] = {
     "layout": 8,
     "scheduler": 7,
+    "proxy": 22,
 }
 C_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
 CASE_ID = re.compile(r"[A-Z]\d\d")

@@ -77,6 +77,14 @@ def ipv6() -> None:
         equal(b.complete().status, 200)
 
 
+@case("X14 IPv6: a link-local Decode engine with its zone")
+def zones() -> None:
+    with Bench(prefiller_hosts=["::1"], decoder_hosts=["fe80::1%lo"], decoder_ports=[9], eject_after=100, health_interval=0) as b:
+        equal(b.get("/instances").json["decode"][0]["instance"], "[fe80::1%lo]:9")
+        a = b.complete()
+        equal((a.status, "[fe80::1%lo]:9" in a.json["error"]["message"]), (502, True), a.body.decode())
+
+
 @case("only the given address is bound; advertised ones are told")
 def addresses() -> None:
     with Bench(advertise="proxy.example:81") as b:

@@ -2,6 +2,7 @@
 """Many engines: balance, failures, health, changes while running."""
 from __future__ import annotations
 
+import json
 import threading
 import time
 
@@ -15,6 +16,20 @@ def turns() -> None:
         for _ in range(20):
             equal(b.complete().status, 200)
         equal([len(e.seen) for e in b.p + b.d], [10, 10, 10, 10])
+
+
+@case("X13 loads are the reference's: bytes for Decode, its cost of a prompt for Prefill, with 0.3 of what waits to be read")
+def loads() -> None:
+    with Bench() as b:
+        t = threading.Thread(target=b.complete, kwargs={"model": "pslow=0.8,gap=0.8,events=2", "prompt": "x" * 4000, "stream": True})
+        t.start()
+        wait_for(lambda: b.p[0].seen, what="a request to Prefill")
+        cost = 120.0745 + 0.0345 * len(b.p[0].seen[0].raw) / 4
+        g = b.gauges()
+        load = {role: [v for k, v in g.items() if f'engine_load{{role="{role}"' in k][0] for role in ("prefill", "decode")}
+        sent = len(json.dumps({"model": "pslow=0.8,gap=0.8,events=2", "prompt": "x" * 4000, "stream": True}))
+        equal((round(load["prefill"], 3), load["decode"]), (round(1.3 * cost, 3), sent))
+        t.join()
 
 
 @case("balance by load (X13)")
@@ -119,12 +134,30 @@ def instances() -> None:
         equal(change("add", type="decode", instances=busy).status, 200)
         equal(change("add", type="decode", instances=busy).status, 400, "twice")
         equal(b.get("/healthcheck").json, {"status": "ok", "prefill_instances": 1, "decode_instances": 2})
+        b.d[0].stop()  # as one that has not been started yet
+        equal([b.complete().status for _ in range(6)], [200] * 6, "with an engine that does not listen")
+        b.d[0].start()
         for bad in ({}, {"type": "x", "instances": d0}, {"type": "decode"}, {"type": "decode", "instances": "x"},
                     {"type": "decode", "instances": ["1.2.3.4.5:1"]}, {"type": "decode", "instances": [3]}):
             equal(b.send("POST", "/instances/add", bad).status, 400, str(bad))
         equal(b.send("POST", "/instances/add", b"{").status, 400)
         equal(change("remove", type="decode", instances=[d0, d1]).status, 200)
         equal((b.complete().status, b.get("/health").status), (503, 503))
+
+
+@case("X25 a busy Prefill engine is removed: what it has ends, the next goes elsewhere")
+def busy_prefill() -> None:
+    with Bench(p=2) as b:
+        got = []
+        t = threading.Thread(target=lambda: got.append(b.complete("pslow=0.6", True)))
+        t.start()
+        wait_for(lambda: b.p[0].seen or b.p[1].seen, what="a request to Prefill")
+        busy = 0 if b.p[0].seen else 1
+        equal(b.send("POST", "/instances/remove", {"type": "prefill", "instances": f"127.0.0.1:{b.p[busy].port}"}).status, 200)
+        equal([b.complete().status for _ in range(3)], [200] * 3)
+        t.join()
+        equal((got[0].status, got[0].text, len(b.p[busy].seen)), (200, "t0 t1 t2 ", 1))
+        wait_for(lambda: len(b.get("/instances").json["prefill"]) == 1, what="the end of the removed engine")
 
 
 @case("table: /v1/models, /metrics; models with engines down; caches reset (X26)")

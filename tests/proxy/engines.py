@@ -9,6 +9,7 @@ import asyncio
 import json
 import re
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -206,6 +207,7 @@ class Decode(Engine):
     events=N, drop=K: N events, cut after K of them. gap=SECONDS between events. bytes: events byte by byte.
     silent: no rendezvous at all. miss=K: child K never posts. twice: every child posts two times.
     blocks=N: only N children may wait for KV at once. ours: rendezvous of engines of this project. threads=N: rendezvous at once.
+    clock: events carry the time when they were sent.
     pool: 32 rendezvous at once, of all requests together.
     recomputed=K: gives up after K tokens, until asked with the text so far. big=BYTES: size of the answer.
     retry: posts again after 502.
@@ -319,7 +321,8 @@ class Decode(Engine):
                 await writer.drain()
                 return writer.transport.abort()
             choice = {"index": 0} | ({"delta": {"content": token}} if chat else {"text": token + "é€" if "bytes" in words else token})
-            await self.event(writer, {"id": seen.headers["x-request-id"], "choices": [choice]}, "bytes" in words)
+            stamp = {"sent": time.monotonic()} if "clock" in words else {}
+            await self.event(writer, {"id": seen.headers["x-request-id"], "choices": [choice], **stamp}, "bytes" in words)
             await asyncio.sleep(float(words.get("gap", 0)))
         if give_up:
             choice = {"index": 0, "stop_reason": "recomputed", "finish_reason": "stop"} | ({"delta": {}} if chat else {"text": ""})
