@@ -70,6 +70,10 @@ struct rd2h_outcome {
 RD2H_API uint32_t rd2h_decode_collect(rd2h_decode *, struct rd2h_outcome *out, uint32_t cap);
 RD2H_API int rd2h_decode_fd(const rd2h_decode *);
 
+/* Before the end: takes no new destinations (they are reported REFUSED) and waits until every request has ended, at most timeout_ms; then
+ * ends the rest (CANCELED, reported when no read can touch their blocks) and returns TIMEOUT. Outcomes can still be collected. */
+RD2H_API int rd2h_decode_drain(rd2h_decode *, uint32_t timeout_ms);
+
 struct rd2h_decode_stats {
   uint64_t messages, batches, reads, descriptors, bytes, malformed, parked, skipped, refused_meta, replies;
   uint64_t refused_keys; /* connections that curve_allow does not list */

@@ -68,6 +68,9 @@ RD2H_API uint32_t rd2h_prefill_collect(rd2h_prefill *, struct rd2h_settled *out,
 /* Readable when collect would return something. */
 RD2H_API int rd2h_prefill_fd(const rd2h_prefill *);
 
+/* Before the end: waits until no reader has an unanswered message, at most timeout_ms (TIMEOUT). What is dispatched meanwhile counts. */
+RD2H_API int rd2h_prefill_drain(rd2h_prefill *, uint32_t timeout_ms);
+
 struct rd2h_prefill_stats {
   uint64_t batches, batches_failed, bytes_sent, epochs, epochs_lost, requests_settled, requests_failed, given_up, cancels;
   uint64_t skipped, malformed; /* malformed: answers that ended a connection */

@@ -84,6 +84,10 @@ int rd2h_decode_fd(const rd2h_decode *d) {
   return rd2h_dw_fd(d->worker);
 }
 
+int rd2h_decode_drain(rd2h_decode *d, uint32_t timeout_ms) {
+  return rd2h_dw_drain(d->worker, timeout_ms);
+}
+
 size_t rd2h_decode_dump(rd2h_decode *d, char *out, size_t cap) {
   return rd2h_dw_dump(d->worker, out, cap);
 }

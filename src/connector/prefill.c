@@ -68,6 +68,10 @@ int rd2h_prefill_fd(const rd2h_prefill *p) {
   return rd2h_pw_fd(p->worker);
 }
 
+int rd2h_prefill_drain(rd2h_prefill *p, uint32_t timeout_ms) {
+  return rd2h_pw_drain(p->worker, timeout_ms);
+}
+
 size_t rd2h_prefill_dump(rd2h_prefill *p, char *out, size_t cap) {
   return rd2h_pw_dump(p->worker, out, cap);
 }

@@ -2,6 +2,7 @@
 /* What the API's threads ask of the control thread, and what comes back: two lists under one mutex, an eventfd each way. */
 #include "scheduler/step.h"
 #include "worker/decode_worker.h"
+#include <errno.h>
 #include <stdio.h>
 
 static void copy_text(char to[DW_TEXT], struct rd2h_str s) {
@@ -100,20 +101,30 @@ static void append_outcomes(rd2h_dw *w, struct dw_request *first, struct dw_requ
   rd2h_eventfd_set(w->outcome_fd);
 }
 
+/* With mu held. */
+static void refuse(rd2h_dw *w, struct dw_request *r) {
+  r->out.status = RD2H_REFUSED;
+  snprintf(r->text, sizeof r->text, "this Decode rank shuts down");
+  append_outcomes(w, r, r);
+}
+
 static int install(rd2h_dw *w, const struct rd2h_dm_grant *g, struct rd2h_error *err) {
   struct dw_command *c = install_command(g);
   struct dw_request *r = request_new(g->id);
   int rc = c && r ? RD2H_OK : rd2h_nomem(err, "a request");
   pthread_mutex_lock(&w->mu);
-  if (!rc)
+  bool refused = !rc && w->draining;
+  if (refused)
+    refuse(w, r);
+  else if (!rc)
     rc = make_live(w, g->id, r, err);
-  if (!rc)
+  if (!rc && !refused)
     push_command(w, c);
   pthread_mutex_unlock(&w->mu);
-  if (rc) {
+  if (rc || refused)
     rd2h_free(c);
+  if (rc)
     rd2h_free(r);
-  }
   return rc;
 }
 
@@ -145,6 +156,38 @@ int rd2h_dw_end(rd2h_dw *w, struct rd2h_str id, int status, struct rd2h_str text
   if (!live)
     rd2h_free(c);
   return live ? RD2H_OK : RD2H_NOT_FOUND;
+}
+
+/* With mu held: what is live after the time that it was given. */
+static void end_live(rd2h_dw *w) {
+  const void *id;
+  size_t n;
+  uint32_t slot, it = 0;
+  while (rd2h_map_next(w->live, &it, &id, &n, &slot)) {
+    struct dw_command *c = command_new(DW_END, n);
+    if (!c)
+      return;
+    uint8_t *at = c->data;
+    c->grant.id = put_str(&at, (struct rd2h_str){id, (uint32_t)n});
+    c->status = RD2H_CANCELED;
+    snprintf(c->text, sizeof c->text, "this Decode rank shuts down");
+    push_command(w, c);
+  }
+}
+
+int rd2h_dw_drain(rd2h_dw *w, uint32_t timeout_ms) {
+  struct timespec until;
+  rd2h_monotonic_after(&until, timeout_ms);
+  pthread_mutex_lock(&w->mu);
+  w->draining = true;
+  while (rd2h_map_size(w->live))
+    if (pthread_cond_timedwait(&w->none_live, &w->mu, &until) == ETIMEDOUT)
+      break;
+  bool left = rd2h_map_size(w->live) > 0;
+  if (left)
+    end_live(w);
+  pthread_mutex_unlock(&w->mu);
+  return left ? RD2H_TIMEOUT : RD2H_OK;
 }
 
 /* A request that never got here is reported all the same, so that every rank reports it. */
@@ -226,6 +269,8 @@ void dw_report(rd2h_dw *w, struct rd2h_str id, int status, const char *text) {
   uint32_t slot = rd2h_map_del(w->live, id.p, id.n);
   struct dw_request *r = slot == RD2H_INDEX_NONE ? NULL : *(struct dw_request **)rd2h_slab_at(&w->live_slot, slot);
   rd2h_slab_give(&w->live_slot, slot);
+  if (w->draining && !rd2h_map_size(w->live))
+    pthread_cond_broadcast(&w->none_live);
   pthread_mutex_unlock(&w->mu);
   if (!r)
     return;

@@ -95,7 +95,8 @@ struct rd2h_dw {
   struct rd2h_decode_stats stats;
   uint64_t oldest; /* see rd2h_dm_stats */
   struct rd2h_dump dump;
-  bool stop;
+  bool stop, draining;
+  pthread_cond_t none_live; /* the last live request has ended */
   int outcome_fd;
   struct rd2h_arena step_arena; /* of rd2h_dw_step's callers, one at a time */
 };

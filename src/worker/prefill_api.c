@@ -260,6 +260,16 @@ int rd2h_pw_wait_preempted(rd2h_pw *w, const void *meta, size_t len, uint32_t ti
   return rc;
 }
 
+static bool all_settled(void *arg) {
+  return !((const rd2h_pw *)arg)->unsettled;
+}
+
+int rd2h_pw_drain(rd2h_pw *w, uint32_t timeout_ms) {
+  int rc = pw_wait(w, timeout_ms, all_settled, w);
+  pthread_mutex_unlock(&w->gate.mu);
+  return rc;
+}
+
 /* ---- what has settled ---- */
 uint32_t rd2h_pw_collect(rd2h_pw *w, struct rd2h_settled *out, uint32_t cap) {
   uint32_t n = 0;

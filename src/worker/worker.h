@@ -23,6 +23,7 @@ int rd2h_dw_end(rd2h_dw *, struct rd2h_str id, int status, struct rd2h_str text)
 uint32_t rd2h_dw_collect(rd2h_dw *, struct rd2h_outcome *, uint32_t cap);
 int rd2h_dw_fd(const rd2h_dw *);
 void rd2h_dw_stats(rd2h_dw *, struct rd2h_decode_stats *);
+int rd2h_dw_drain(rd2h_dw *, uint32_t timeout_ms);
 size_t rd2h_dw_dump(rd2h_dw *, char *out, size_t cap);
 
 typedef struct rd2h_pw rd2h_pw;
@@ -35,5 +36,6 @@ int rd2h_pw_wait_preempted(rd2h_pw *, const void *meta, size_t len, uint32_t tim
 uint32_t rd2h_pw_collect(rd2h_pw *, struct rd2h_settled *, uint32_t cap);
 int rd2h_pw_fd(const rd2h_pw *);
 void rd2h_pw_stats(rd2h_pw *, struct rd2h_prefill_stats *);
+int rd2h_pw_drain(rd2h_pw *, uint32_t timeout_ms);
 size_t rd2h_pw_dump(rd2h_pw *, char *out, size_t cap);
 #endif
