@@ -29,7 +29,7 @@ static void refused_prefill_tells(void **state) {
   struct raw raw;
   struct rig_request r;
   struct rd2h_buf b = {0};
-  int one = 1, little = 4096;
+  int one = 1, little = 65536;
   rig_side_open(&src, &shape);
   raw_decode(&raw, (const int[][2]){{ZMQ_RCVHWM, one}, {ZMQ_RCVBUF, little}, {0, 0}});
   rd2h_prefill *p = rig_prefill(&src, NULL);
@@ -223,7 +223,9 @@ static void thousand_dead_endpoints(void **state) {
     poll(NULL, 0, 20);
     rd2h_prefill_stats(p, &st);
   } while (st.endpoints);
-  assert_true(open_files() <= files + 8); /* the library's own of its first socket */
+  for (int i = 0; i < 500 && open_files() > files + 8; i++) /* 8: the library's own of its first socket */
+    poll(NULL, 0, 10);
+  assert_true(open_files() <= files + 8);
   assert_true(st.epochs >= DEAD);
   rd2h_prefill_destroy(p);
   raw_close(&raw);
