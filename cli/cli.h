@@ -32,4 +32,5 @@ int bench_decode(int argc, char **argv);
 int bench_pair(int argc, char **argv);
 int bench_read(int argc, char **argv);
 int bench_e2e(int argc, char **argv);
+int bench_peers(int argc, char **argv);
 #endif

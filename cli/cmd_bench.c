@@ -7,6 +7,7 @@ static const struct command benches[] = {
   {"decode", bench_decode, "a Decode rank without memory for a driver of your own: CPU per message"},
   {"read", bench_read, "bytes a second by engine and block size, beside bare ways"},
   {"e2e", bench_e2e, "a whole prompt: what of its transfer is visible behind the computation"},
+  {"peers", bench_peers, "a Decode rank with very many Prefill ranks: CPU per message, memory"},
   {"pair", bench_pair, "a layer's round trip between two ranks, beside two bare sockets"},
 };
 enum { N_BENCHES = sizeof benches / sizeof benches[0] };

@@ -26,7 +26,7 @@ def refuses(word, *args):
 
 def help_teaches():
     for args, word in (((), "bench"), (("bench",), "plan"), (("bench", "plan"), "--pattern"), (("bench", "decode"), "stat"),
-                       (("bench", "pair"), "ROUTER"), (("bench", "read"), "--engine"), (("bench", "e2e"), "--compute")):
+                       (("bench", "pair"), "ROUTER"), (("bench", "read"), "--engine"), (("bench", "e2e"), "--compute"), (("bench", "peers"), "--requests")):
         done = run(*args, "--help")
         assert done.returncode == 0 and word in done.stdout and "usage:" in done.stdout, done
         assert done.stderr == "", done.stderr
@@ -151,9 +151,21 @@ def bench_e2e_hides_the_transfer():
     refuses("4 GiB", "bench", "e2e", "--blocks", "65536")
 
 
+def bench_peers_grows_with_bounds():
+    args = ("bench", "peers", "--blocks", "1", "--runs", "1")
+    few = json.loads(run(*args, "--peers", "10", "--requests", "500", "--json").stdout)
+    many = json.loads(run(*args, "--peers", "60", "--requests", "600", "--json").stdout)
+    assert few["one"]["us"] > 0 and few["many"]["thread_us"] > 0, few
+    growth = (many["many"]["mib"] - few["many"]["mib"]) / 50
+    assert growth < 0.5, (few, many)  # a thousand ranks stay below half of what is allowed
+    assert many["many"]["thread_times_one"] < 5, many  # near 1 on a quiet machine
+    refuses("--requests 5", "bench", "peers", "--peers", "10", "--requests", "5")
+
+
 CASES = [help_teaches, version_is_that_of_the_header, unknown_words_are_refused, bad_numbers_are_refused, bench_plan_as_json,
          bench_plan_as_table, planning_is_linear_and_near_the_bare_loop, bench_decode_talks, demo_as_json_with_a_timeline, demo_refuses,
-         bench_decode_refuses, bench_pair_beside_bare_sockets, bench_read_by_every_way, bench_e2e_hides_the_transfer]
+         bench_decode_refuses, bench_pair_beside_bare_sockets, bench_read_by_every_way, bench_e2e_hides_the_transfer,
+         bench_peers_grows_with_bounds]
 print(f"1..{len(CASES)}")
 failed = 0
 for number, case in enumerate(CASES, 1):
