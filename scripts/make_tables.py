@@ -94,7 +94,8 @@ def interop(rows: list[dict]) -> dict[str, str]:
 def replace(page: Path, tables: dict[str, str]) -> None:
     text = page.read_text()
     for name, content in tables.items():
-        text, found = re.subn(rf"(<!-- table {name} -->\n)(?:.*?\n)??(<!-- end -->)", lambda m: f"{m[1]}{content}\n{m[2]}", text, flags=re.S)
+        place = re.compile(rf"(<!-- table {name} -->\n)(?:.*?\n)??(<!-- end -->)", re.S)
+        text, found = place.subn(lambda m, content=content: f"{m[1]}{content}\n{m[2]}", text)
         if not found:
             raise SystemExit(f"{page}: there is no place for table {name}")
     page.write_text(text)
