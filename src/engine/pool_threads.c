@@ -80,11 +80,21 @@ static struct pool_peer *next_peer(const struct pool *p) {
   return slow && p->n_threads - held_threads(p) > p->base ? slow : NULL;
 }
 
+/* The peer whose turn it is leaves its ring; one whose read has been stopped since it came there has nothing to give out. */
+static struct pool_peer *ring_take(struct pool *p) {
+  struct pool_peer *peer;
+  while ((peer = next_peer(p))) {
+    pool_ring_drop(p, peer);
+    if (has_pieces(peer))
+      break;
+  }
+  return peer;
+}
+
 static bool take(struct pool *p, struct piece *out) {
-  struct pool_peer *peer = next_peer(p);
+  struct pool_peer *peer = ring_take(p);
   if (!peer)
     return false;
-  pool_ring_drop(p, peer);
   if (!peer->running)
     peer->running = pool_pop(&peer->queue);
   struct pool_job *j = peer->running;

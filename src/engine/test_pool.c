@@ -6,6 +6,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <sched.h>
 #include <time.h>
 #include <cmocka.h>
 
@@ -487,6 +488,37 @@ static void a_piece_that_fails_is_told_by_its_place(void **state) {
   }
 }
 
+/* One thread holds a piece and the peer waits for the next one: then the read is cancelled, and the queue is empty. */
+static void canceled_between_pieces(void **state) {
+  struct rd2h_engine_ops cutter = script;
+  struct rd2h_engine_opts o = {.size = sizeof o, .threads = 1};
+  struct rd2h_completion c;
+  uint64_t remote[PARTS] = {0}, len[PARTS];
+  void *local[PARTS];
+  rd2h_eng *e = NULL;
+  (void)state;
+  cutter.open = cut_open;
+  cutter.read = cut_read;
+  for (uint32_t i = 0; i < PARTS; i++) {
+    local[i] = &times_read[i];
+    len[i] = 1 << 20;
+  }
+  assert_int_equal(rd2h_eng_open_ops(&cutter, &o, &e, NULL), RD2H_OK);
+  rd2h_eng_peer *p = add_peer(e, 1);
+  struct rd2h_batch b = {.id = 1, .n = PARTS, .bytes = (uint64_t)PARTS << 20, .local = local, .remote = remote, .len = len};
+  for (int round = 0; round < 5; round++) {
+    pieces = 0;
+    assert_int_equal(rd2h_eng_submit(e, p, &b), RD2H_OK);
+    while (!__atomic_load_n(&pieces, __ATOMIC_RELAXED))
+      sched_yield();
+    rd2h_eng_cancel(e, 1);
+    collect(e, &c, 1);
+    assert_int_equal(c.status, RD2H_CANCELED);
+    assert_int_equal(pieces, 1);
+  }
+  rd2h_eng_close(e);
+}
+
 static void threads_are_bounded(void **state) {
   struct rd2h_engine_opts o = {.size = sizeof o, .threads = 65};
   struct rd2h_error err;
@@ -506,7 +538,7 @@ int main(void) {
     cmocka_unit_test(slow_peers_leave_others_alone),    cmocka_unit_test(a_read_ends_at_its_timeout),
     cmocka_unit_test(a_deaf_read_keeps_its_batch),      cmocka_unit_test(large_reads_come_in_pieces),
     cmocka_unit_test(a_piece_that_fails_is_told_by_its_place),
-    cmocka_unit_test(threads_are_bounded),
+    cmocka_unit_test(canceled_between_pieces),          cmocka_unit_test(threads_are_bounded),
   };
   return cmocka_run_group_tests_name("pool", tests, NULL, NULL);
 }
