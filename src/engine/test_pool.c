@@ -404,6 +404,7 @@ static void a_deaf_read_keeps_its_batch(void **state) {
 /* ---- an engine whose reads come in pieces ---- */
 #define PARTS 64u
 static uint32_t times_read[PARTS], pieces, most_inside, now_inside;
+static bool hold_pieces; /* those that are inside stay there */
 
 static int cut_open(const struct rd2h_host *h, const struct rd2h_engine_opts *o, rd2h_engine **e, struct rd2h_engine_caps *caps,
                     struct rd2h_error *err) {
@@ -420,7 +421,9 @@ static int cut_read(rd2h_engine *e, rd2h_peer *p, const struct rd2h_batch *b, co
   if (inside > __atomic_load_n(&most_inside, __ATOMIC_RELAXED))
     __atomic_store_n(&most_inside, inside, __ATOMIC_RELAXED);
   __atomic_add_fetch(&pieces, 1, __ATOMIC_RELAXED);
-  nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+  do
+    nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+  while (__atomic_load_n(&hold_pieces, __ATOMIC_RELAXED));
   int rc = RD2H_OK;
   for (uint32_t i = 0; i < b->n && !rc; i++) {
     if (b->remote[i])
@@ -508,10 +511,12 @@ static void canceled_between_pieces(void **state) {
   struct rd2h_batch b = {.id = 1, .n = PARTS, .bytes = (uint64_t)PARTS << 20, .local = local, .remote = remote, .len = len};
   for (int round = 0; round < 5; round++) {
     pieces = 0;
+    __atomic_store_n(&hold_pieces, true, __ATOMIC_RELAXED);
     assert_int_equal(rd2h_eng_submit(e, p, &b), RD2H_OK);
     while (!__atomic_load_n(&pieces, __ATOMIC_RELAXED))
       sched_yield();
     rd2h_eng_cancel(e, 1);
+    __atomic_store_n(&hold_pieces, false, __ATOMIC_RELAXED);
     collect(e, &c, 1);
     assert_int_equal(c.status, RD2H_CANCELED);
     assert_int_equal(pieces, 1);
