@@ -18,6 +18,7 @@ OURS, OURS_2, OURS_3, REFERENCE = "#0b6bcb", "#0f9d8a", "#7a4fd0", "#d1495b"
 # name in bench.json: colour, dashed, width
 WAYS = {
     "rd2h local, shared mapping": (OURS, "-", 2.4), "rd2h local, foreign memory": (OURS_2, "-", 2.4), "rd2h tcp": (OURS_3, "-", 2.4),
+    "rd2h local, shared, one thread": (OURS, "-", 1.45), "rd2h local, foreign, one thread": (OURS_2, "-", 1.45),
     "memcpy in one process": (OURS, (0, (2, 2)), 1.3), "bare process_vm_readv": (OURS_2, (0, (2, 2)), 1.3),
     "bare TCP, one stream": (OURS_3, (0, (2, 2)), 1.3),
     "UCX, cma": ("#e07b00", "-", 1.5), "UCX, tcp": ("#e0b000", "-", 1.5), "NIXL": (REFERENCE, "-", 1.5),
@@ -175,10 +176,20 @@ Decode process, by message, over a driver's mix of lockstep and pipelined messag
 `times`: what the reference takes of ours, median of the rounds' own ratios."""
 PAIR = """From Prefill's call that a layer of 32 blocks is ready until it knows that they were read; no-op engine, lockstep."""
 MOVING = """Out of one process's memory into another's on the same host, 8 MiB or 4096 blocks a message. The dashed lines are what each
-engine is built on, done bare: no protocol, no checks, no cancellation."""
+engine is built on, done bare by one thread: no protocol, no checks, no cancellation. Engine `local` reads with two threads, and in
+the thinner lines with one."""
+E2E = """A prompt of {layers} layers, {mib:.0f} MiB each, computed (slept: an accelerator would compute) layer by layer in {compute} % of a
+layer's transfer, read meanwhile. What is visible after the last layer, until Decode has the request: one layer's transfer is the
+least that is possible."""
+CROWD = """CPU time of the whole Decode process for one message of {each} requests when {requests:,} requests are live, from one Prefill
+rank or from {peers:,} in turns; and of its control thread alone, the rest being ZeroMQ's thread, for which each connection costs system
+calls of its own. Everything is on its way before Decode takes the first message, and no two messages in a row are about the same
+requests."""
+UCX = """The same gets of the same memory, posted by engine `ucx` and by a bare UCX reader in turns: 1.00 is as fast as UCX itself. What
+the engine adds is a thread of its own, peers whose death is noticed, cancellation, and checks of every range."""
 AGAIN = """`make bench` takes about half an hour on a quiet machine; `make bench BENCH="--small --rounds 3"` takes minutes. The parts by
-themselves: `rd2h bench plan`, `decode`, `pair` and `read`, each with `--help` and `--json`. Why the figures are as they are:
-[performance](performance.md)."""
+themselves: `rd2h bench plan`, `decode`, `pair`, `read`, `e2e` and `peers`, each with `--help` and `--json`. Why the figures are as
+they are: [performance](performance.md)."""
 
 
 def pair_table(p: dict) -> str:
@@ -187,6 +198,24 @@ def pair_table(p: dict) -> str:
     if "reference_us" in p:
         rows.append(["reference Prefill and Decode", f"{p['reference_us']:.0f}", f"{p['reference_us'] / p['bare_us']:.2f}"])
     return table(["pair", "µs", "times bare"], rows)
+
+
+def e2e_table(rows: list[dict]) -> str:
+    return table(["engine", "a layer, µs", "visible, µs", "in layers", "beyond one layer, of the whole transfer"],
+                 [[r["way"], f"{r['layer_us']:.0f}", f"{r['visible_us']:.0f}", f"{r['visible_layers']:.2f}", f"{r['beyond_percent']:.2f} %"]
+                  for r in rows])
+
+
+def crowd_table(p: dict) -> str:
+    return table(["messages of", "µs CPU", "times one", "control thread, µs", "times one", "MiB resident"],
+                 [[words, f"{p[k]['us']:.1f}", f"{p[k]['times_one']:.2f}", f"{p[k]['thread_us']:.1f}", f"{p[k]['thread_times_one']:.2f}",
+                   f"{p[k]['mib']:.0f}"] for k, words in (("one", "one rank"), ("many", f"{p['peers']:,} ranks"))])
+
+
+def ucx_table(rows: list[dict]) -> str:
+    return table(["way", "blocks", "engine, GB/s", "bare UCX", "relative, median of rounds", "best to best"],
+                 [[r["way"], r["load"], f"{r['engine_gb_s']:.2f}", f"{r['bare_gb_s']:.2f}", f"{r['relative']:.2f}",
+                   f"{r['best_engine_gb_s'] / r['best_bare_gb_s']:.2f}"] for r in rows])
 
 
 def page(b: dict) -> str:
@@ -202,6 +231,14 @@ def page(b: dict) -> str:
         parts += ["## Moving bytes", MOVING, "![Bandwidth against block size](img/bandwidth.svg)",
                   "![All ways at one block size](img/peers.svg)", "### Scattered", read_table(b["read"], "scatter"), "### Contiguous",
                   read_table(b["read"], "contig")]
+    if b.get("e2e"):
+        e = b["e2e"][0]
+        parts += ["## Behind the computation", E2E.format(**e, mib=e["blocks"] * e["block"] / 2**20), e2e_table(b["e2e"])]
+    if b.get("peers"):
+        p = b["peers"]
+        parts += ["## A thousand Prefill ranks", CROWD.format(**p, each=p["requests"] // p["peers"]), crowd_table(p)]
+    if b.get("ucx"):
+        parts += ["## Engine ucx beside bare UCX", UCX, ucx_table(b["ucx"])]
     left_out = "".join(f"\n- {name}: {why}" for name, why in b.get("skipped", {}).items())
     if left_out:
         parts += ["## Left out", "What could not be measured this time:\n" + left_out]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything measured beside its peers, in turns: build/bench.json, docs/benchmarks.md and the plots in docs/img.
 
-    run.py [--rounds N] [--only control,pair,plan,read] [--small] [--page-only]
+    run.py [--rounds N] [--only control,pair,plan,read,e2e,peers,ucx] [--small] [--resume] [--page-only]
 
 Peers are installed into build-bench as far as they can be had; what cannot is named and left out. Decode ranks run on the first CPU
 of the process, everything that drives them on the last one.
@@ -70,6 +70,10 @@ def setup_ucx() -> Path:
     home = next((VENV.parent.parent / "lib").glob("python3*/site-packages/libucx"))
     run(["cc", "-O2", f"-I{home}/include", "-o", FOLDER / "ucx_get", "bench/peers/ucx_get.c", f"-L{home}/lib", "-lucp", "-lucs",
          f"-Wl,-rpath,{home}/lib", "-Wl,--disable-new-dtags"])
+    run(["cc", "-O2", "-D_GNU_SOURCE", "-Iinclude", "-Isrc", "-I.", f"-I{home}/include", "-o", FOLDER / "ucx_raw", "bench/ucx_raw.c",
+         "build/librd2h.a", f"-L{home}/lib", "-lucp", "-lucs", f"-Wl,-rpath,{home}/lib", "-Wl,--disable-new-dtags", "-lzmq", "-lcurl",
+         "-ljansson", "-lpthread"])
+    os.environ["RD2H_UCX_LIBRARY"] = f"{home}/lib/libucp.so.0"
     return FOLDER / "ucx_get"
 
 
@@ -214,6 +218,31 @@ def read(have: dict, rd2h: Path, rounds: int, small: bool) -> list[dict]:
     return out
 
 
+def e2e(rd2h: Path, rounds: int) -> list[dict]:
+    """What of a prompt's transfer is visible, by engine."""
+    out = []
+    for name, words in (("local, foreign memory", []), ("local, shared mapping", ["--shared"]), ("tcp", ["--engine", "tcp"])):
+        say(f"a prompt from end to end, {name}")
+        out.append({"way": name, **json.loads(run([rd2h, "bench", "e2e", "--json", "--runs", 2 * rounds + 1, *words]))})
+    return out
+
+
+def peers(rd2h: Path, rounds: int, small: bool) -> dict:
+    say("very many Prefill ranks")
+    return json.loads(run([rd2h, "bench", "peers", "--json", "--runs", min(rounds, 2 if small else 5)], seconds=1200))
+
+
+def ucx(have: dict, rounds: int) -> list[dict]:
+    """Engine ucx beside a bare UCX reader, which alternate in one process."""
+    out = []
+    for name, tls in (("shared memory (cma)", "posix,cma"), ("TCP", "tcp")) if have.get("UCX") else ():
+        say(f"engine ucx beside bare UCX, {name}")
+        lines = attempt(f"engine ucx over {name}",
+                        lambda t=tls: run([FOLDER / "ucx_raw", 8 * rounds - 1], UCX_TLS=t, UCX_LOG_LEVEL="error"))
+        out += [{"way": name, **json.loads(line)} for line in (lines or "").splitlines()]
+    return out
+
+
 def machine() -> dict:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
@@ -225,9 +254,16 @@ def measure(a, have: dict, result: dict, path: Path) -> None:
     begin = machine()
     parts = {"control": lambda: control(have, a.rd2h, a.rounds, a.small), "pair": lambda: pair(have, a.rd2h, a.rounds),
              "plan": lambda: json.loads(run([a.rd2h, "bench", "plan", "--json"])),
-             "read": lambda: read(have, a.rd2h, a.rounds, a.small)}
-    for part in a.only.split(","):
+             "read": lambda: read(have, a.rd2h, a.rounds, a.small), "e2e": lambda: e2e(a.rd2h, a.rounds),
+             "peers": lambda: peers(a.rd2h, a.rounds, a.small), "ucx": lambda: ucx(have, min(a.rounds, 8))}
+    done = result.get("done", []) if a.resume else []
+    if not a.resume:
+        result["skipped"] = skipped
+    skipped.update(result.get("skipped", {}))
+    for number, part in enumerate(wanted := [p for p in a.only.split(",") if p not in done], 1):
+        say(f"part {number} of {len(wanted)}: {part}")
         result[part] = parts[part]()
+        result["done"] = done = [*done, part]
         result.update(rounds=a.rounds, skipped=skipped, date=time.strftime("%Y-%m-%d"),
                       machine={**begin, "load_after": machine()["load"]})
         path.write_text(json.dumps(result, indent=1) + "\n")
@@ -236,8 +272,10 @@ def measure(a, have: dict, result: dict, path: Path) -> None:
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--rounds", type=int, default=5, help="each measurement so often, in turns; medians are taken (5)")
-    p.add_argument("--only", default="control,pair,plan,read", help="parts, comma-separated; the others keep their last figures")
+    p.add_argument("--only", default="control,pair,plan,read,e2e,peers,ucx",
+                   help="parts, comma-separated; the others keep their last figures")
     p.add_argument("--small", action="store_true", help="fewer sizes: minutes instead of half an hour")
+    p.add_argument("--resume", action="store_true", help="go on behind the last part that an interrupted run has finished")
     p.add_argument("--no-peers", action="store_true", help="install and measure no peer")
     p.add_argument("--rd2h", type=Path, default=ROOT / "build/rd2h", help="program to measure")
     p.add_argument("--page-only", action="store_true", help="write page and plots from build/bench.json")

@@ -35,6 +35,7 @@ struct read_case;
 struct way {
   const char *name, *engine; /* engine NULL: bare */
   bool shared;               /* source memory of rd2h_shared_alloc */
+  uint32_t threads;          /* of the engine; 0: as many as it takes by itself */
   bool (*bare)(const struct read_case *, uint32_t step);
 };
 struct read_case {
@@ -166,12 +167,14 @@ static bool stream_pair(int fd[2]) {
 }
 
 static const struct way ways[] = {
-  {"memcpy in one process", NULL, false, by_memcpy},
-  {"rd2h local, shared mapping", "local", true, NULL},
-  {"bare process_vm_readv", NULL, false, by_process_vm},
-  {"rd2h local, foreign memory", "local", false, NULL},
-  {"bare TCP, one stream", NULL, false, by_stream},
-  {"rd2h tcp", "tcp", false, NULL},
+  {"memcpy in one process", NULL, false, 0, by_memcpy},
+  {"rd2h local, shared mapping", "local", true, 0, NULL},
+  {"rd2h local, shared, one thread", "local", true, 1, NULL},
+  {"bare process_vm_readv", NULL, false, 0, by_process_vm},
+  {"rd2h local, foreign memory", "local", false, 0, NULL},
+  {"rd2h local, foreign, one thread", "local", false, 1, NULL},
+  {"bare TCP, one stream", NULL, false, 0, by_stream},
+  {"rd2h tcp", "tcp", false, 0, NULL},
 };
 enum { N_WAYS = sizeof ways / sizeof ways[0] };
 
@@ -210,7 +213,7 @@ static int reader_rank(const struct read_case *c, const struct way *w) {
   rd2h_trace_set(on_trace, (void *)c);
   int rc = layout_of(c, c->target, &layout, &err);
   struct rd2h_decode_opts o = {.size = sizeof o, .layout = layout, .memory = &area, .n_memory = 1, .tp_size = 1, .main_ranks = 1,
-                               .engine = w->engine};
+                               .engine = w->engine, .engine_threads = w->threads};
   rc = rc ? rc : rd2h_decode_create(&o, &rank, &err);
   for (uint32_t r = 0; r < 2 && !rc; r++) {
     char id[32];
@@ -407,7 +410,8 @@ static void usage(void) {
   puts("usage: rd2h bench read [OPTION...]\n"
        "\n"
        "Bytes a second out of a Prefill rank's memory into a Decode rank's, by engine and block size, scattered and contiguous;\n"
-       "beside each engine the bare way that it is built on: memcpy, process_vm_readv with 1024 pieces a call, one TCP stream.\n"
+       "beside each engine the bare way that it is built on: memcpy, process_vm_readv with 1024 pieces a call, one TCP stream; the bare\n"
+       "ways have one thread, engine local has two and once more one.\n"
        "GB/s counts from the moment a message's blocks are planned until they have landed, median and best; the last column is what\n"
        "Prefill sees, from its call that the layer is ready until it knows that it was read. The ways take turns.\n"
        "\n"
