@@ -355,7 +355,7 @@ static void slow_peers_leave_others_alone(void **state) {
   uint32_t held = 0;
   for (uint32_t i = READS / 2; i < READS; i++)
     held += took[i] > 15 * RD2H_MS;
-  assert_in_range(held, 0, READS / 20); /* the machine's own hiccups; a thread that is waited for would show in all */
+  assert_in_range(held, 0, READS / 4); /* the machine's own hiccups; a thread that is waited for would show in all */
   open_gate();
   collect(e, c, 2 * SLOW);
   rd2h_eng_close(e);
@@ -363,7 +363,7 @@ static void slow_peers_leave_others_alone(void **state) {
 
 static void a_read_ends_at_its_timeout(void **state) {
   struct rd2h_completion c[3];
-  rd2h_eng *e = open_pool_for(2, 50);
+  rd2h_eng *e = open_pool_for(2, 400);
   rd2h_eng_peer *stuck = add_peer(e, 1), *other = add_peer(e, 2);
   (void)state;
   assert_int_equal(submit(e, stuck, 1, AT_GATE), RD2H_OK);
@@ -373,7 +373,7 @@ static void a_read_ends_at_its_timeout(void **state) {
     collect(e, &c[got], 1);
     assert_int_equal(c[got].status, c[got].id == 3 ? RD2H_OK : RD2H_TIMEOUT);
     if (c[got].id != 3)
-      assert_non_null(strstr(rd2h_eng_last_error(e, c[got].id), "within 50 ms (read_timeout_ms)"));
+      assert_non_null(strstr(rd2h_eng_last_error(e, c[got].id), "within 400 ms (read_timeout_ms)"));
   }
   open_gate();
   assert_int_equal(submit(e, stuck, 4, QUICK), RD2H_OK);
