@@ -76,6 +76,9 @@ int rd2h_mf_client_open(const struct mf_api *api, const struct mf_options *o, co
 void rd2h_mf_client_close(struct mf_client *c) {
   while (c->peers)
     rd2h_mf_client_disconnect(c, c->peers);
+  lock();
+  rd2h_mf_sessions_end();
+  unlock();
   free_client(c);
 }
 

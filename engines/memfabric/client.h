@@ -86,5 +86,7 @@ void rd2h_mf_reading(struct mf_session *, bool on);
 int rd2h_mf_sessions_begin(struct rd2h_error *);
 struct mf_session *rd2h_mf_session_new(struct mf_client *, const char *id); /* NULL: no memory */
 int rd2h_mf_session_wake(struct mf_session *); /* starts the thread where there is none; LIMIT. The lock is held */
+/* An engine closes: waits for the objects, bounded; what is not down then is waited for at exit. */
+void rd2h_mf_sessions_end(void);
 void rd2h_mf_session_drop(struct mf_session *); /* the last peer is gone, nothing runs. The lock is held */
 #endif

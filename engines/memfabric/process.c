@@ -86,7 +86,7 @@ int rd2h_mf_bind(const struct mf_api *api, const struct mf_binding *b, const str
   pthread_mutex_lock(&lock);
   if ((users && (bound.prefill != b->prefill || strcmp(bound.host, b->host))) || (begun && bound.device != b->device))
     rc = refuse(b, err);
-  else if (!begun || (!users && o->store_tls))
+  else if (!begun || o->store_tls)
     rc = begun ? store_tls(api, o->store_tls, err) : begin(api, b, o, err);
   if (!rc) {
     begun = true;

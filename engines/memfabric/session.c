@@ -9,7 +9,10 @@
 #include <unistd.h>
 
 #define PROBE_MS 500u
-#define EXIT_S 10      /* a process that ends waits for its objects so long: they go one by one, in 1 s each or more */
+#define DYING_MS 50u   /* a process that dies closes its sockets one after the other: */
+#define DYING_LOOKS 8u /* so often is looked again */
+#define CLOSE_S 10     /* an engine that closes, */
+#define EXIT_S 5       /* and a process that ends, wait for objects so long: they go one by one, in 1 s each or more */
 #define POSTPONED_MS 100
 
 pthread_mutex_t rd2h_mf_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -107,34 +110,46 @@ static int make_object(struct mf_session *s, const struct mf_options *o, const c
   return rc;
 }
 
-/* An object that lives, or a thread that is inside the library, when the process ends takes it down with a fault or a dead-lock. */
-static void at_exit(int status, void *unused) {
-  (void)unused;
+/* Waits until no thread is in the library any more, at most so long. The lock is held. */
+static bool wait_threads(uint32_t seconds) {
   struct timespec until;
   int late = 0;
+  clock_gettime(CLOCK_MONOTONIC, &until);
+  until.tv_sec += seconds;
+  while (n_threads && !late)
+    late = pthread_cond_timedwait(&rd2h_mf_ended, &rd2h_mf_lock, &until);
+  return !n_threads;
+}
+
+/* An object that lives, or a thread that is inside the library, when the process ends takes it down with a fault or a dead-lock in
+ * the library's own clean-up: then that is left out. */
+static void at_exit(int status, void *unused) {
+  (void)unused;
   pthread_mutex_lock(&rd2h_mf_lock);
-  exiting = true;
+  __atomic_store_n(&exiting, true, __ATOMIC_RELAXED);
   pthread_cond_broadcast(&rd2h_mf_ended);
   for (struct mf_session *s = threads; s; s = s->next_thread)
     pthread_cond_signal(&s->work);
-  clock_gettime(CLOCK_MONOTONIC, &until);
-  until.tv_sec += EXIT_S;
-  while (n_threads && !late)
-    late = pthread_cond_timedwait(&rd2h_mf_ended, &rd2h_mf_lock, &until);
-  if (n_threads) {
-    RD2H_ERR("engine memfabric: %u transfer objects are not down after %d s: the process ends here, what else was to be done at its "
-             "exit is left out", n_threads, EXIT_S);
+  if (!wait_threads(EXIT_S)) {
+    RD2H_WARN("engine memfabric: %u transfer objects are not down after %d s: the process ends here, what else was to be done at its "
+              "exit is left out", n_threads, EXIT_S);
     fflush(NULL);
     _exit(status);
   }
   pthread_mutex_unlock(&rd2h_mf_lock);
 }
 
-/* Handlers run in reverse order, and the library adds its own when its first object is made: ours must come before them, too. */
-static void hook_exit(void) {
-  static bool hooked;
-  if (!hooked)
-    hooked = !on_exit(at_exit, NULL);
+/* Handlers run in reverse order, and the library adds its own whenever it does something for the first time: ours must come before
+ * them, too. */
+static void hook_exit(bool *hooked) {
+  if (!*hooked)
+    *hooked = !on_exit(at_exit, NULL);
+}
+
+void rd2h_mf_sessions_end(void) {
+  bool again = false;
+  if (!wait_threads(CLOSE_S))
+    hook_exit(&again);
 }
 
 /* OK: there is an object, or the job was taken away meanwhile. The lock is held on entry and on return, not in between. */
@@ -142,6 +157,7 @@ static int ensure_object(struct mf_session *s, struct mf_job *j, struct rd2h_err
   int rc = s->object ? RD2H_OK : make_room(s, j, err);
   if (rc || s->object || !wanted(s, j))
     return rc;
+  static bool hooked;
   struct mf_options o = s->client->o;
   char host[MF_HOST_MAX];
   void *object = NULL;
@@ -155,7 +171,7 @@ static int ensure_object(struct mf_session *s, struct mf_job *j, struct rd2h_err
   s->object = object;
   s->fresh = true;
   if (object)
-    hook_exit();
+    hook_exit(&hooked);
   return rc;
 }
 
@@ -164,6 +180,10 @@ static int ensure_object(struct mf_session *s, struct mf_job *j, struct rd2h_err
 static int explain(const struct mf_session *s, const struct mf_read *r, struct rd2h_error *err) {
   char said[RD2H_ERROR_TEXT];
   enum mf_probe p = rd2h_mf_probe(s->id, PROBE_MS);
+  for (uint32_t i = 0; p == MF_PROBE_ANSWERS && r->code == MF_ERROR && i < DYING_LOOKS; i++) {
+    nanosleep(&(struct timespec){.tv_nsec = DYING_MS * RD2H_MS}, NULL);
+    p = rd2h_mf_probe(s->id, PROBE_MS);
+  }
   snprintf(said, sizeof said, "%s", err->text);
   if (p == MF_PROBE_GONE)
     return rd2h_fail(err, RD2H_PEER_LOST, "%.380s; nobody listens at %s any more: the peer's process has ended", said, s->id);
@@ -186,6 +206,24 @@ static void lose(struct mf_session *s, const char *why) {
     }
 }
 
+/* The library takes no object down while its peer hangs, and nobody else's meanwhile: waits until the peer answers again, fails at
+ * once, or is gone. A read may still hang for half a minute, but holds up nobody. */
+static void wait_for_peer(const struct mf_session *s, const struct rd2h_batch *b) {
+  uint8_t byte;
+  uint32_t i = 0;
+  uint64_t begin;
+  while (i < b->n - 1 && !b->len[i])
+    i++;
+  do {
+    void *local = &byte;
+    const void *remote = (const void *)(uintptr_t)b->remote[i];
+    size_t len = 1;
+    begin = rd2h_now_ns();
+    if (rd2h_mf_probe(s->id, PROBE_MS) == MF_PROBE_GONE || !s->api->batch_read(s->object, &local, s->id, &remote, &len, 1, 0))
+      return;
+  } while (rd2h_now_ns() - begin > MF_SUSPECT_NS && !__atomic_load_n(&exiting, __ATOMIC_RELAXED));
+}
+
 /* Reads, and says how it went. Destinations of a call that hung are given back only once the object is gone: a late answer could
  * still write to them. The lock is held on entry and on return, not in between. */
 static int read_job(struct mf_session *s, struct mf_job *j, uint64_t *bytes) {
@@ -196,11 +234,14 @@ static int read_job(struct mf_session *s, struct mf_job *j, uint64_t *bytes) {
   int rc = rd2h_mf_read(&r, j->err);
   if (rc == RD2H_IO)
     rc = explain(s, &r, j->err);
+  bool hung = r.code && r.longest_ns > MF_SUSPECT_NS;
+  if (hung)
+    wait_for_peer(s, j->batch);
   pthread_mutex_lock(&rd2h_mf_lock);
   s->fresh = r.fresh;
-  s->suspect = false;
-  if (r.code && r.longest_ns > MF_SUSPECT_NS)
+  if (hung)
     drop_object(s);
+  s->suspect = false;
   rd2h_mf_reading(s, false);
   *bytes = r.done;
   return rc;
