@@ -83,7 +83,7 @@ static void bad_prefill_options(void **state) {
   PREFILL_BAD(liveness_ms, 3, RD2H_INVALID, "liveness_ms is 3");
 }
 
-static void port_in_use(void **state) {
+static void D10_T01_port_in_use(void **state) {
   (void)state;
   struct rd2h_error err = {0};
   struct rd2h_decode_opts o = decode_opts();
@@ -190,7 +190,7 @@ static void out_of_memory(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(bad_decode_options), cmocka_unit_test(bad_prefill_options), cmocka_unit_test(port_in_use),
+      cmocka_unit_test(bad_decode_options), cmocka_unit_test(bad_prefill_options), cmocka_unit_test(D10_T01_port_in_use),
       cmocka_unit_test(shorter_options),    cmocka_unit_test(bad_grants),          cmocka_unit_test(bad_step_bytes),
       cmocka_unit_test(out_of_memory),
   };

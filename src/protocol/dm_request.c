@@ -74,15 +74,20 @@ static int report_at_once(rd2h_dm *m, const struct rd2h_dm_grant *g, int status,
   return RD2H_OK;
 }
 
-static const char *grant_problem(const struct rd2h_dm_grant *g, const struct rd2h_layout *l) {
-  if (!g->id.n || !g->ext_id.n || g->ext_id.n > RD2H_WIRE_MAX_ID) return "its id is empty or too long";
-  if (g->main_need > g->n_main || g->indexer_need > g->n_indexer) return "fewer blocks were allocated than its prompt needs";
-  if (g->main_floor > g->n_main || g->indexer_floor > g->n_indexer) return "more blocks are said to be cached than it has";
-  for (uint32_t i = 0; i < g->n_main; i++)
-    if (g->main[i] >= l->num_blocks) return "a main block id is outside the cache";
-  for (uint32_t i = 0; i < g->n_indexer; i++)
-    if (g->indexer[i] >= l->num_blocks) return "an indexer block id is outside the cache";
-  return NULL;
+static bool part_problem(const char *part, const uint32_t *ids, uint32_t n, uint32_t need, uint32_t floor, uint64_t blocks, char *text) {
+  if (need > n) snprintf(text, DM_TEXT, "%u %s blocks were allocated, its prompt needs %u", n, part, need);
+  else if (floor > n) snprintf(text, DM_TEXT, "%u of its %s blocks are said to be cached, it has %u", floor, part, n);
+  for (uint32_t i = 0; i < n && !text[0]; i++)
+    if (ids[i] >= blocks)
+      snprintf(text, DM_TEXT, "%s block %u is outside the cache, which has %llu", part, ids[i], (unsigned long long)blocks);
+  return text[0] != 0;
+}
+
+static bool grant_problem(const struct rd2h_dm_grant *g, const struct rd2h_layout *l, char text[DM_TEXT]) {
+  text[0] = 0;
+  if (!g->id.n || !g->ext_id.n || g->ext_id.n > RD2H_WIRE_MAX_ID) snprintf(text, DM_TEXT, "its id is empty or too long");
+  return text[0] || part_problem("main", g->main, g->n_main, g->main_need, g->main_floor, l->num_blocks, text) ||
+         part_problem("indexer", g->indexer, g->n_indexer, g->indexer_need, g->indexer_floor, l->num_blocks, text);
 }
 
 static int fill_request(struct dm_req *r, const struct rd2h_dm_grant *g) {
@@ -128,9 +133,10 @@ static void live_remove(rd2h_dm *m, uint32_t i) {
   dm_tomb_put(m, (struct rd2h_str){r->ext, r->ext_n}, r->attempt, unsettled ? m->now + m->cfg.legacy_hold_ns : 0);
 }
 
-/* Looked at again every 10 s at the latest, so that what ended requests leave in the heap is bounded by recent ones. */
+/* Looked at again every 10 s at the latest, so that what ended requests leave in the heap is bounded by recent ones; and no later
+ * than a limit that a first READY may set meanwhile. */
 static void dm_req_arm(rd2h_dm *m, uint32_t i, uint64_t limit, uint64_t now) {
-  uint64_t soon = now + 10000 * RD2H_MS;
+  uint64_t again = 10000 * RD2H_MS, soon = now + (m->cfg.progress_ns < again ? m->cfg.progress_ns : again);
   dm_timer(m, limit < soon ? limit : soon, DM_TIMER_REQ, i, dm_req(m, i)->gen);
 }
 
@@ -139,8 +145,8 @@ int rd2h_dm_install(rd2h_dm *m, const struct rd2h_dm_grant *g, uint64_t now, str
   if (rd2h_map_get(m->by_id, g->id.p, g->id.n) != RD2H_INDEX_NONE)
     return rd2h_fail(err, RD2H_EXISTS, "request %.*s is installed already", (int)g->id.n, g->id.p);
   if (!dm_reserve(m)) return rd2h_nomem(err, "request");
-  const char *why = grant_problem(g, m->cfg.layout);
-  if (why) return report_at_once(m, g, RD2H_RANGE, why, err);
+  char why[DM_TEXT];
+  if (grant_problem(g, m->cfg.layout, why)) return report_at_once(m, g, RD2H_RANGE, why, err);
   if (dm_req_by_ext(m, g->ext_id) != RD2H_INDEX_NONE)
     return report_at_once(m, g, RD2H_EXISTS, "another live request has the same external id", err);
   if (dm_tomb_refused(m, g->ext_id, now))

@@ -344,6 +344,25 @@ static void test_deadlines(void **state) {
   t_stop(&t);
 }
 
+/* The time between two signs of progress is short, that before the first is not. */
+static void test_short_progress(void **state) {
+  (void)state;
+  struct rd2h_dm_cfg c = t_cfg;
+  c.progress_ns = SEC;
+  struct t_dm t = t_start(&c);
+  uint32_t p = t_peer(&t, T_OURS);
+  install(&t, "id", "x", 'a');
+  for (int i = 0; i < 30; i++)
+    pass(&t, SEC / 10);
+  ready(&t, p, .seq = 1, .req = {R("x", 'a', 0, 4)});
+  read_over(&t, 0, RD2H_OK);
+  t.log[0] = 0;
+  for (int i = 0; i < 20; i++) /* at most twice the time */
+    pass(&t, SEC / 10);
+  assert_non_null(strstr(t.log, "report id TIMEOUT"));
+  t_stop(&t);
+}
+
 static void test_deadline_waits_for_the_read(void **state) {
   (void)state;
   struct t_dm t = t_start(&t_cfg);
@@ -635,6 +654,7 @@ int main(void) {
     cmocka_unit_test(test_second_connection_of_a_process),
     cmocka_unit_test(test_metadata_while_batches_are_open),
     cmocka_unit_test(test_deadlines),
+    cmocka_unit_test(test_short_progress),
     cmocka_unit_test(test_deadline_waits_for_the_read),
     cmocka_unit_test(test_probe),
     cmocka_unit_test(test_next_deadline),

@@ -165,7 +165,7 @@ static void preemption_waits_for_its_requests(void **state) {
 /* ---- ends ---- */
 /* Aborted while every read hangs: its neighbour of the same message fails only by its own means, and blocks come back after
  * the read. */
-static void abort_while_reading(void **state) {
+static void L03_abort_while_reading(void **state) {
   (void)state;
   struct pair x;
   struct rig_request r[2];
@@ -455,7 +455,7 @@ int main(void) {
       cmocka_unit_test(gate_holds_sources),
       cmocka_unit_test(wait_layer_is_bounded),
       cmocka_unit_test(preemption_waits_for_its_requests),
-      cmocka_unit_test(abort_while_reading),
+      cmocka_unit_test(L03_abort_while_reading),
       cmocka_unit_test(prefill_aborts),
       cmocka_unit_test(failed_read),
       cmocka_unit_test(failed_read_is_tried_again),

@@ -213,7 +213,7 @@ static struct seen {
   const void *from;
   char id[64], text[RD2H_ERROR_TEXT];
   int status;
-} seen[256];
+} seen[1024];
 static uint32_t n_seen;
 
 static void keep(const void *from, const char *id, int status, const char *text) {

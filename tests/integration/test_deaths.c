@@ -205,24 +205,87 @@ static void decode_dies_by(int signal) {
   put(second.to, 0);
   assert_int_equal(end(&second, 0), 0);
   rd2h_prefill_stats(p, &st);
+  assert_int_equal(st.failed_peer_lost, 1);
   assert_int_equal(st.epochs, 3); /* one was tried to tell the first of what it had not taken */
   assert_int_equal(st.slots_closed, 0);
   rd2h_prefill_destroy(p);
   rig_side_close(&src);
 }
 
-static void decode_dies(void **state) {
+/* Fifty Prefill processes one after the other, each killed in the middle; Decode is never touched and grows by nothing. */
+static void D03_prefill_dies_fifty_times(void **state) {
+  (void)state;
+  enum { TIMES = 50 };
+  static struct child c[TIMES];
+  struct rig_side dst;
+  struct rig_request r;
+  struct rd2h_decode_stats st;
+  for (int i = 0; i < TIMES; i++)
+    c[i] = start(dying_prefill);
+  struct child next = start(whole_prefill);
+  rig_side_open(&dst, &flat);
+  rd2h_decode *d = rig_decode(&dst, &(struct rd2h_decode_opts){.probe_ms = 20});
+  for (int i = 0; i < TIMES; i++) {
+    rig_request(&r, "dies", 12, 0, 0);
+    rig_install(d, &r);
+    put(c[i].to, rd2h_decode_port(d));
+    assert_int_equal(get(c[i].from), 0);
+    end(&c[i], SIGKILL);
+    assert_int_equal(rig_outcome(d, "dies", NULL), RD2H_PEER_LOST);
+  }
+  rig_request(&r, "all", 12, 0, 0);
+  rig_install(d, &r);
+  put(next.to, rd2h_decode_port(d));
+  assert_int_equal(rig_outcome(d, "all", NULL), RD2H_OK);
+  rig_expect(&dst, &r, 4);
+  assert_int_equal(get(next.from), 0);
+  do /* the last of the dead is noticed by a probe */
+    rig_decode_stats(d, &st);
+  while (st.peers > 1);
+  assert_int_equal(st.requests, 0);
+  put(next.to, 0);
+  end(&next, 0);
+  rd2h_decode_destroy(d);
+  rig_side_close(&dst);
+}
+
+/* Prefill has begun and is stopped, its connection lives: Decode gives up after progress_ms, and what comes later finds nothing. */
+static void D04_prefill_stops(void **state) {
+  (void)state;
+  struct child c = start(dying_prefill);
+  struct rig_side dst;
+  struct rig_request r;
+  char text[RD2H_ERROR_TEXT];
+  rig_side_open(&dst, &flat);
+  rd2h_decode *d = rig_decode(&dst, &(struct rd2h_decode_opts){.progress_ms = 200});
+  rig_request(&r, "dies", 12, 0, 0);
+  rig_install(d, &r);
+  put(c.to, rd2h_decode_port(d));
+  assert_int_equal(get(c.from), 0);
+  kill(c.pid, SIGSTOP);
+  uint64_t begun = rd2h_now_ns();
+  assert_int_equal(rig_outcome(d, "dies", text), RD2H_TIMEOUT);
+  assert_non_null(strstr(text, "progress_ms"));
+  assert_true(rd2h_now_ns() - begun < 2000 * RD2H_MS);
+  kill(c.pid, SIGCONT);
+  end(&c, SIGKILL);
+  rd2h_decode_destroy(d);
+  rig_side_close(&dst);
+}
+
+static void D01_decode_dies(void **state) {
   (void)state;
   decode_dies_by(SIGKILL);
 }
 
-static void decode_stops(void **state) {
+static void D06_decode_stops(void **state) {
   (void)state;
   decode_dies_by(SIGSTOP);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(two_processes), cmocka_unit_test(prefill_dies),
-                                     cmocka_unit_test(decode_dies), cmocka_unit_test(decode_stops)};
+                                     cmocka_unit_test(D03_prefill_dies_fifty_times), cmocka_unit_test(D04_prefill_stops),
+                                     cmocka_unit_test(D01_decode_dies), cmocka_unit_test(D06_decode_stops)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

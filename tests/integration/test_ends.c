@@ -135,7 +135,7 @@ static void transfer(rd2h_prefill *p, struct rig_side *src, rd2h_decode *d, stru
 }
 
 /* Decode, then Prefill, each again at its address, with a request of the old one still open: the next request finds the new one. */
-static void restart_of_either(void **state) {
+static void D02_D03_restart_of_either(void **state) {
   (void)state;
   struct rig_side src, dst;
   struct rig_request r;
@@ -238,6 +238,6 @@ static void thousand_dead_endpoints(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(refused_prefill_tells), cmocka_unit_test(state_of_both),
-                                     cmocka_unit_test(restart_of_either), cmocka_unit_test(thousand_dead_endpoints)};
+                                     cmocka_unit_test(D02_D03_restart_of_either), cmocka_unit_test(thousand_dead_endpoints)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -170,7 +170,7 @@ static void one_reader_of_two(void **state) {
 }
 
 /* A port or host that cannot be: the request is left out, others of the step go on. */
-static void unusable_address(void **state) {
+static void T02_unusable_address(void **state) {
   (void)state;
   struct rig_side src, dst;
   struct rig_request good, bad;
@@ -239,7 +239,7 @@ static void ip_version_6(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(any_tp_sizes), cmocka_unit_test(y09_ranks_without_a_share_answer),
                                      cmocka_unit_test(pipeline_stages),
-                                     cmocka_unit_test(one_reader_of_two), cmocka_unit_test(unusable_address),
+                                     cmocka_unit_test(one_reader_of_two), cmocka_unit_test(T02_unusable_address),
                                      cmocka_unit_test(ip_version_6)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -127,7 +127,7 @@ static void legacy_prefill_without_engine_data(void **state) {
 }
 
 /* Everything malformed: counted; answered where a layer index can be read; nobody else notices. */
-static void malformed_messages(void **state) {
+static void Z02_malformed_messages(void **state) {
   (void)state;
   static const struct {
     const char *bytes;
@@ -208,7 +208,7 @@ static void refused_metadata(void **state) {
 }
 
 /* Block ids, starts and destinations outside: the request fails by itself and no byte moves. */
-static void requests_out_of_range(void **state) {
+static void Z03_requests_out_of_range(void **state) {
   (void)state;
   struct decode_case x;
   struct rd2h_wire_reply w;
@@ -398,7 +398,7 @@ static void wrong_reply(void **state) {
   close_prefill(&x);
 }
 
-static void reader_never_answers(void **state) {
+static void L07_reader_never_answers(void **state) {
   (void)state;
   struct prefill_case x;
   struct rd2h_prefill_stats st;
@@ -460,16 +460,16 @@ int main(void) {
       cmocka_unit_test(draft_kv_is_answered),
       cmocka_unit_test(legacy_prefill),
       cmocka_unit_test(legacy_prefill_without_engine_data),
-      cmocka_unit_test(malformed_messages),
+      cmocka_unit_test(Z02_malformed_messages),
       cmocka_unit_test(refused_metadata),
-      cmocka_unit_test(requests_out_of_range),
+      cmocka_unit_test(Z03_requests_out_of_range),
       cmocka_unit_test(oversized_message),
       cmocka_unit_test(peers_come_and_go),
       cmocka_unit_test(legacy_decode),
       cmocka_unit_test(no_acknowledgement),
       cmocka_unit_test(wrong_acknowledgement),
       cmocka_unit_test(wrong_reply),
-      cmocka_unit_test(reader_never_answers),
+      cmocka_unit_test(L07_reader_never_answers),
       cmocka_unit_test(queue_is_capped),
       cmocka_unit_test(nobody_listens),
   };
