@@ -63,7 +63,7 @@ struct ucx_ep_attr {
   } transports;
 };
 enum {
-  UCX_OP_CALLBACK = 1 << 1, UCX_OP_USER_DATA = 1 << 2, UCX_OP_FLAGS = 1 << 4, UCX_OP_MEMH = 1 << 8, UCX_OP_MULTI_SEND = 1 << 19,
+  UCX_OP_CALLBACK = 1 << 1, UCX_OP_USER_DATA = 1 << 2, UCX_OP_FLAGS = 1 << 4, UCX_OP_MEMH = 1 << 8,
   UCX_CLOSE_FORCE = 1 << 0
 };
 struct ucx_request_param {

@@ -31,6 +31,11 @@ static uint64_t checksum(const uint8_t *p, uint32_t n) {
   return h;
 }
 
+void rd2h_ucx_conn_seal(uint8_t *p, uint32_t n) {
+  if (n >= HEAD)
+    put(p + CHECKSUM_AT, checksum(p, n), 8);
+}
+
 uint32_t rd2h_ucx_conn_size(const struct ucx_conn *c) {
   uint64_t n = HEAD + (uint64_t)c->address_len;
   for (uint32_t i = 0; i < c->n && n <= UCX_CONN_MAX; i++)
@@ -58,7 +63,7 @@ void rd2h_ucx_conn_encode(const struct ucx_conn *c, uint8_t *out) {
       memcpy(p + REGION_HEAD, k->key, k->key_len);
     p += REGION_HEAD + k->key_len;
   }
-  put(out + CHECKSUM_AT, checksum(out, (uint32_t)(p - out)), 8);
+  rd2h_ucx_conn_seal(out, (uint32_t)(p - out));
 }
 
 static int malformed(struct rd2h_error *err, const char *what, uint64_t value) {

@@ -67,6 +67,7 @@ static void ended(rd2h_engine *e, struct ucx_get *g, ucx_status st) {
   }
   g->next = e->free_gets;
   e->free_gets = g;
+  e->n_free++;
 }
 
 static void on_get(void *request, ucx_status st, void *user) {
@@ -123,10 +124,11 @@ static void post_one(rd2h_engine *e, struct ucx_slot *s, uint64_t now) {
   uint64_t left = b->len[s->i] - s->off, len = left < UCX_PIECE ? left : UCX_PIECE;
   uint8_t *to = (uint8_t *)b->local[s->i] + s->off;
   struct ucx_get *g = e->free_gets;
-  struct ucx_request_param param = {.mask = UCX_OP_CALLBACK | UCX_OP_USER_DATA | UCX_OP_MULTI_SEND, .cb = on_get, .user = g,
+  struct ucx_request_param param = {.mask = UCX_OP_CALLBACK | UCX_OP_USER_DATA, .cb = on_get, .user = g,
                                     .memh = local_memh(e, (uintptr_t)to, len)};
   param.mask |= param.memh ? UCX_OP_MEMH : 0;
   e->free_gets = g->next;
+  e->n_free--;
   *g = (struct ucx_get){.slot = s, .i = s->i, .len = len};
   p->landed_ns = p->open ? p->landed_ns : now;
   s->open++;
@@ -153,7 +155,7 @@ static void post(rd2h_engine *e, rd2h_peer *p, uint64_t now) {
         s->i++;
         continue;
       }
-      if (!e->free_gets || p->open >= UCX_GETS_PEER || (p->open && p->open_bytes >= UCX_BYTES_PEER))
+      if (!e->free_gets || p->open > e->n_free || p->open >= UCX_GETS_PEER || (p->open && p->open_bytes >= UCX_BYTES_PEER))
         return;
       post_one(e, s, now);
     }

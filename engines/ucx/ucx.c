@@ -121,6 +121,7 @@ static int open_tables(rd2h_engine *e, struct rd2h_error *err) {
   for (uint32_t i = UCX_GETS; !e->prefill && i--;) {
     e->get[i].next = e->free_gets;
     e->free_gets = &e->get[i];
+    e->n_free++;
   }
   return RD2H_OK;
 }

@@ -11,8 +11,8 @@
 
 #define UCX_SLOTS 1024u       /* reads taken and not yet polled, all peers */
 #define UCX_SLOTS_PEER 64u
-#define UCX_GETS 4096u        /* gets under way, all peers */
-#define UCX_GETS_PEER 512u
+#define UCX_GETS 16384u       /* gets under way, all peers; none takes more than it leaves */
+#define UCX_GETS_PEER 1024u
 #define UCX_BYTES_PEER (16u << 20) /* bytes under way of one peer: what a cancel may have to wait for */
 #define UCX_PIECE (4u << 20)  /* bytes of one get */
 #define UCX_REGIONS_MAX 4096u
@@ -47,6 +47,7 @@ struct ucx_conn {
 };
 uint32_t rd2h_ucx_conn_size(const struct ucx_conn *);
 void rd2h_ucx_conn_encode(const struct ucx_conn *, uint8_t *out);
+void rd2h_ucx_conn_seal(uint8_t *p, uint32_t n); /* writes the checksum */
 /* Pointers of *out lead into the blob, but for key, which is allocated. */
 int rd2h_ucx_conn_decode(struct rd2h_blob, struct ucx_conn *out, struct rd2h_error *);
 
@@ -127,6 +128,7 @@ struct rd2h_engine {
   /* the thread's own */
   rd2h_peer *peers, *busy;
   struct ucx_get *free_gets;
+  uint32_t n_free;
   struct ucx_region *region; /* UCX_REGIONS_MAX */
   uint32_t n_regions, hint;
   /* guarded by the lock */

@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What of engine ucx needs no UCX, and what the common suite does not ask: options, connection data whose checksum fits, ranges,
+ * a peer that answers nothing. The last two are skipped where no UCX can be loaded. */
+#include "engine/engine.h"
+#include "engines/ucx/ucx.h"
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define BYTES (1u << 20)
+#define WAIT_MS 20000
+
+static int open_with(const char *const *options, bool prefill, uint64_t timeout_ms, rd2h_eng **e, struct rd2h_error *err) {
+  const struct rd2h_engine_opts o = {.size = sizeof o, .prefill = prefill, .host = "127.0.0.1", .options = options,
+                                     .read_timeout_ns = timeout_ms * RD2H_MS};
+  return rd2h_eng_open("ucx", &o, e, err);
+}
+
+/* ---- options ---- */
+static void options_are_checked(void **state) {
+  static const char *const bad[] = {"rdma=1", "require_rdma=2", "require_rdma=", "tls=", "lib=", ""};
+  (void)state;
+  for (size_t i = 0; i < RD2H_COUNT(bad); i++) {
+    struct rd2h_error err = {0};
+    rd2h_eng *e;
+    assert_int_equal(open_with((const char *const[]){bad[i], NULL}, false, 0, &e, &err), RD2H_INVALID);
+    assert_non_null(strstr(err.text, "require_rdma=0 or 1"));
+  }
+}
+
+static void a_missing_library_is_named(void **state) {
+  struct rd2h_error err = {0};
+  rd2h_eng *e;
+  (void)state;
+  assert_int_equal(open_with((const char *const[]){"lib=/nowhere/libucp.so.0", NULL}, false, 0, &e, &err), RD2H_UNSUPPORTED);
+  assert_non_null(strstr(err.text, "/nowhere/libucp.so.0"));
+}
+
+static void rdma_is_required_and_not_there(void **state) {
+  struct rd2h_error err = {0};
+  rd2h_eng *e;
+  (void)state;
+  if (!access("/sys/class/infiniband", F_OK))
+    skip();
+  assert_int_equal(open_with((const char *const[]){"require_rdma=1", NULL}, false, 0, &e, &err), RD2H_UNSUPPORTED);
+  assert_non_null(strstr(err.text, "/sys/class/infiniband"));
+}
+
+/* ---- connection data ---- */
+static const struct ucx_key keys[] = {{.base = 4096, .len = 100, .key = (const uint8_t *)"key", .key_len = 3}, {0},
+                                      {.base = UINT64_MAX - 9, .len = 9, .key = (const uint8_t *)"k", .key_len = 1}};
+static const struct ucx_conn sample = {.process = {.pid = 7, .start = 8, .pid_ns = 9, .boot_id = {1, 2, 3}},
+                                       .address = (const uint8_t *)"address", .address_len = 7, .n = 3,
+                                       .key = (struct ucx_key *)keys};
+
+static void connection_data_comes_back(void **state) {
+  uint8_t data[256];
+  struct ucx_conn c;
+  uint32_t n = rd2h_ucx_conn_size(&sample);
+  (void)state;
+  assert_in_range(n, 60, sizeof data);
+  rd2h_ucx_conn_encode(&sample, data);
+  assert_int_equal(rd2h_ucx_conn_decode((struct rd2h_blob){data, n}, &c, NULL), RD2H_OK);
+  assert_memory_equal(&c.process, &sample.process, sizeof c.process);
+  assert_int_equal(c.n, 3);
+  assert_int_equal(c.address_len, 7);
+  assert_memory_equal(c.address, "address", 7);
+  for (uint32_t i = 0; i < 3; i++) {
+    assert_int_equal(c.key[i].base, keys[i].base);
+    assert_int_equal(c.key[i].len, keys[i].len);
+    assert_int_equal(c.key[i].key_len, keys[i].key_len);
+  }
+  rd2h_free(c.key);
+}
+
+/* Wrong in one place, with a checksum that fits. */
+static void each_field_is_checked(void **state) {
+  static const struct {
+    uint32_t at;
+    uint8_t value;
+    const char *word;
+  } wrong[] = {{0, 2, "schema"}, {1, 1, "reserved"}, {6, 0xFF, "pid"}, {41, 0xFF, "regions"}, {40, 2, "behind its end"},
+               {40, 4, "bytes of region 3"}, {44, 0xFF, "address"}, {46, 0xFF, "address"}, {56 + 7 + 16, 0, "bounds of region 0"},
+               {56 + 7 + 17, 0xFF, "key"}, {56 + 7 + 16, 0xFF, "key"}, {56 + 7 + 15, 0xFF, ""}};
+  uint8_t data[256];
+  struct ucx_conn c;
+  uint32_t n = rd2h_ucx_conn_size(&sample);
+  (void)state;
+  for (size_t i = 0; i < RD2H_COUNT(wrong); i++) {
+    struct rd2h_error err = {0};
+    rd2h_ucx_conn_encode(&sample, data);
+    data[wrong[i].at] = wrong[i].value;
+    rd2h_ucx_conn_seal(data, n);
+    int rc = rd2h_ucx_conn_decode((struct rd2h_blob){data, n}, &c, &err);
+    if (!*wrong[i].word) { /* a large region, and no fault */
+      assert_int_equal(rc, RD2H_OK);
+      rd2h_free(c.key);
+      continue;
+    }
+    assert_int_equal(rc, i ? RD2H_MALFORMED : RD2H_UNSUPPORTED);
+    if (!strstr(err.text, wrong[i].word))
+      fail_msg("byte %u: \"%s\" says nothing of %s", wrong[i].at, err.text, wrong[i].word);
+  }
+}
+
+/* ---- with a UCX ---- */
+struct pair {
+  pid_t pid;
+  uint64_t base;
+  rd2h_eng *eng;
+  rd2h_eng_peer *peer;
+  uint8_t *memory;
+};
+
+static void prefill(int fd, const char *const *options) {
+  struct rd2h_buf b = {0};
+  rd2h_eng *e;
+  uint32_t region;
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  uint8_t *p = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  uint64_t base = (uintptr_t)p;
+  memset(p, 0x5A, BYTES);
+  bool good = !open_with(options, true, 0, &e, NULL) && !rd2h_eng_reg(e, &(struct rd2h_region){.base = p, .len = BYTES}, &region,
+                                                                      NULL) &&
+              !rd2h_eng_publish(e, &b, NULL) && write(fd, &base, sizeof base) == sizeof base && write(fd, b.p,
+                                                                                                      b.len) == (ssize_t)b.len;
+  while (good)
+    pause();
+  _exit(1);
+}
+
+/* False: there is no UCX. */
+static bool pair_open(struct pair *x, const char *const *options, uint64_t timeout_ms) {
+  static uint8_t conn[4096];
+  int fd[2];
+  assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fd), 0);
+  *x = (struct pair){.pid = fork(), .memory = calloc(1, BYTES)};
+  if (!x->pid)
+    prefill(fd[1], options);
+  close(fd[1]);
+  if (read(fd[0], &x->base, sizeof x->base) != sizeof x->base) {
+    close(fd[0]);
+    waitpid(x->pid, NULL, 0);
+    free(x->memory);
+    return false;
+  }
+  struct rd2h_blob blob = {conn, (uint32_t)read(fd[0], conn, sizeof conn)}, session = {(const uint8_t *)"x", 1};
+  close(fd[0]);
+  assert_int_equal(open_with(options, false, timeout_ms, &x->eng, NULL), RD2H_OK);
+  assert_int_equal(rd2h_eng_connect(x->eng, session, blob, 1, &x->peer, NULL), RD2H_OK);
+  return true;
+}
+
+static void pair_close(struct pair *x) {
+  rd2h_eng_disconnect(x->eng, x->peer);
+  rd2h_eng_close(x->eng);
+  kill(x->pid, SIGKILL);
+  waitpid(x->pid, NULL, 0);
+  free(x->memory);
+}
+
+static struct rd2h_completion read_some(struct pair *x, uint64_t remote, uint64_t len, const uint32_t *region) {
+  void *local[] = {x->memory};
+  const struct rd2h_batch b = {.id = 5, .n = 1, .bytes = len, .local = local, .remote = &remote, .len = &len,
+                               .remote_region = region};
+  struct rd2h_completion c = {0};
+  struct pollfd fd = {.fd = rd2h_eng_fd(x->eng), .events = POLLIN};
+  uint64_t until = rd2h_now_ns() + WAIT_MS * RD2H_MS;
+  assert_int_equal(rd2h_eng_submit(x->eng, x->peer, &b), RD2H_OK);
+  while (!rd2h_eng_poll(x->eng, &c, 1)) {
+    struct rd2h_peer_event ev;
+    rd2h_eng_events(x->eng, &ev, 1);
+    assert_true(rd2h_now_ns() < until);
+    poll(&fd, 1, 100);
+  }
+  return c;
+}
+
+/* Nothing outside of what was published is asked for, however the numbers wrap; the peer goes on. */
+static void ranges_are_checked_here(void **state) {
+  static const char *const options[] = {"tls=tcp", NULL};
+  static const uint32_t first = 0, second = 1;
+  struct pair x;
+  (void)state;
+  if (!pair_open(&x, options, 0))
+    skip();
+  const struct {
+    uint64_t remote, len;
+    const uint32_t *region;
+  } bad[] = {{x.base - 1, 16, NULL}, {x.base + BYTES - 8, 16, NULL}, {x.base + BYTES, 1, &first}, {x.base, 16, &second},
+             {UINT64_MAX - 3, 16, NULL}, {x.base, UINT64_MAX, &first}, {x.base + 8, UINT64_MAX - 4, NULL}};
+  for (size_t i = 0; i < RD2H_COUNT(bad); i++) {
+    struct rd2h_completion c = read_some(&x, bad[i].remote, bad[i].len, bad[i].region);
+    assert_int_equal(c.status, RD2H_RANGE);
+    assert_int_equal(c.failed_at, 0);
+    assert_int_equal(c.bytes, 0);
+    assert_non_null(strstr(rd2h_eng_last_error(x.eng, 5), "no region"));
+  }
+  assert_int_equal(read_some(&x, x.base, BYTES, &first).status, RD2H_OK);
+  assert_int_equal(x.memory[BYTES - 1], 0x5A);
+  pair_close(&x);
+}
+
+/* A read ends with its time; the peer is given up, since what it still sends could land. */
+static void a_peer_that_stands_still(void **state) {
+  static const char *const options[] = {"tls=tcp", NULL};
+  struct pair x;
+  (void)state;
+  if (!pair_open(&x, options, 300))
+    skip();
+  assert_int_equal(read_some(&x, x.base, 64, NULL).status, RD2H_OK);
+  kill(x.pid, SIGSTOP);
+  struct rd2h_completion c = read_some(&x, x.base, BYTES, NULL);
+  assert_int_equal(c.status, RD2H_TIMEOUT);
+  assert_non_null(strstr(rd2h_eng_last_error(x.eng, 5), "300 ms"));
+  pair_close(&x);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+    cmocka_unit_test(options_are_checked),        cmocka_unit_test(a_missing_library_is_named),
+    cmocka_unit_test(rdma_is_required_and_not_there), cmocka_unit_test(connection_data_comes_back),
+    cmocka_unit_test(each_field_is_checked),      cmocka_unit_test(ranges_are_checked_here),
+    cmocka_unit_test(a_peer_that_stands_still),
+  };
+  return cmocka_run_group_tests_name("ucx", tests, NULL, NULL);
+}
