@@ -43,9 +43,11 @@ struct rd2h_pool_opts {
   enum rd2h_pool_lock lock;   /* of this process's mapping */
   uint64_t numa_nodes; /* creation only. Bit n: node n; one node: all pages there, several: in turn; 0: where the kernel puts them */
   uint64_t keep_free;  /* creation only: bytes that must stay available beside the pool */
+  const char *device;  /* this process's mapping is pinned for it (rd2h/device.h), which becomes the calling thread's; NULL: not */
 };
 /* Allocates every page before it returns (about 1 s for 4 GB), after looking whether machine and control groups have them. Errors:
- * INVALID, RANGE (the shape), LIMIT (too large: what is there and what is needed), NOMEM, PERMISSION (LOCK_MUST). */
+ * INVALID, RANGE (the shape), LIMIT (too large: what is there and what is needed), NOMEM, PERMISSION (LOCK_MUST), those of a device
+ * (rd2h_device_probe). */
 RD2H_API int rd2h_pool_create(const struct rd2h_pool_opts *, rd2h_pool **, struct rd2h_error *);
 /* Errors: INVALID (no handle), NOT_FOUND (stale: its creator has ended, or holds another pool), LAYOUT (another shape), PERMISSION. */
 RD2H_API int rd2h_pool_attach(const char *handle, const struct rd2h_pool_opts *, rd2h_pool **, struct rd2h_error *);
@@ -66,7 +68,7 @@ struct rd2h_pool_info {
   uint64_t bytes;      /* of the mapping: arrays, rounded up to 2 MiB with room for a header */
   uint64_t page_bytes; /* 2097152 for reserved huge pages */
   uint64_t numa_nodes; /* where pages were put; 0: nobody asked, or the kernel refused to be told */
-  bool locked, creator;
+  bool locked, creator, pinned;
   int32_t creator_pid;
 };
 RD2H_API void rd2h_pool_info(const rd2h_pool *, struct rd2h_pool_info *);

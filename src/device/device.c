@@ -132,8 +132,10 @@ static void *wait_main(void *arg) {
   return NULL;
 }
 
-static int start(rd2h_dev *d, struct rd2h_error *err) {
+int rd2h_dev_events(rd2h_dev *d, struct rd2h_error *err) {
   sigset_t every, old;
+  if (!d->backend->wait || d->started)
+    return RD2H_OK;
   d->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (d->fd < 0)
     return rd2h_fail(err, RD2H_LIMIT, "eventfd: %s; raise the limit of open files (ulimit -n)", strerror(errno));
@@ -161,11 +163,6 @@ int rd2h_dev_open(const char *spec, rd2h_dev **out, struct rd2h_error *err) {
   }
   pthread_mutex_init(&d->mu, NULL);
   pthread_cond_init(&d->work, NULL);
-  rc = d->backend->wait ? start(d, err) : RD2H_OK;
-  if (rc) {
-    rd2h_dev_close(d);
-    return rc;
-  }
   *out = d;
   return RD2H_OK;
 }

@@ -21,6 +21,8 @@ const char *rd2h_dev_name(const rd2h_dev *);
 int rd2h_dev_bind(rd2h_dev *, struct rd2h_error *);
 int rd2h_dev_bind_thread(void *dev); /* the same as rd2h_engine_opts.bind_thread takes it: says in the log what went wrong */
 
+/* Before the first event: starts the thread that waits for them. Nothing to do on a device without streams. */
+int rd2h_dev_events(rd2h_dev *, struct rd2h_error *);
 /* Caller's thread, whose device it must be already: an event behind all that the stream has been given so far. *out is NULL on a
  * device without streams, where what has been written is there. */
 int rd2h_dev_record(rd2h_dev *, void *stream, rd2h_dev_event **out, struct rd2h_error *);
@@ -29,7 +31,7 @@ int rd2h_dev_record(rd2h_dev *, void *stream, rd2h_dev_event **out, struct rd2h_
 int rd2h_dev_reached(rd2h_dev *, rd2h_dev_event *, uint64_t deadline, struct rd2h_error *);
 /* Takes NULL. An event that was not over is kept until the device is closed. */
 void rd2h_dev_release(rd2h_dev *, rd2h_dev_event *);
-int rd2h_dev_fd(const rd2h_dev *); /* -1 on a device without streams */
+int rd2h_dev_fd(const rd2h_dev *); /* -1 where nothing is waited for */
 
 /* Pins host memory, so that the device may read and write it. */
 int rd2h_dev_pin(rd2h_dev *, void *p, uint64_t len, struct rd2h_error *);

@@ -3,6 +3,7 @@
  * computes on the device would. */
 #include "device/device.h"
 #include "tests/standin/ascendcl.h"
+#include <rd2h/pool.h>
 #include <poll.h>
 #include <stdio.h>
 #include <setjmp.h>
@@ -25,8 +26,9 @@ static rd2h_dev *ascend(void) {
   rd2h_dev *d = NULL;
   standin_reset();
   assert_int_equal(aclrtSetDevice(1), 0);
-  if (rd2h_dev_open("ascend,id=1", &d, &err))
+  if (rd2h_dev_open("ascend,id=1", &d, &err) || rd2h_dev_events(d, &err))
     fail_msg("%s", err.text);
+  assert_int_equal(rd2h_dev_events(d, &err), RD2H_OK); /* there already */
   assert_true(standin_await_threads(1, 2, LONG_MS)); /* this one and the device's own */
   return d;
 }
@@ -79,6 +81,7 @@ static void host_has_no_streams(void **state) {
   assert_string_equal(rd2h_dev_name(d), "host");
   assert_int_equal(rd2h_dev_record(d, NULL, &e, &err), RD2H_OK);
   assert_null(e);
+  assert_int_equal(rd2h_dev_events(d, &err), RD2H_OK);
   assert_int_equal(rd2h_dev_fd(d), -1);
   assert_int_equal(rd2h_dev_bind_thread(d), RD2H_OK);
   assert_int_equal(rd2h_dev_pin(d, &err, sizeof err, &err), RD2H_OK);
@@ -227,6 +230,7 @@ static void a_thread_without_its_device_fails_its_events(void **state) {
   rd2h_dev_close(ascend()); /* this thread has its device */
   standin_fail(STANDIN_SET_DEVICE, 507033);
   assert_int_equal(rd2h_dev_open("ascend", &d, &err), RD2H_OK);
+  assert_int_equal(rd2h_dev_events(d, &err), RD2H_OK);
   rd2h_dev_event *e = record(d, &s);
   assert_int_equal(rd2h_dev_reached(d, e, in_ms(LONG_MS), &err), RD2H_AGAIN);
   assert_true(readable(d, LONG_MS));
@@ -250,6 +254,35 @@ static void host_memory_is_pinned(void **state) {
   standin_fail(STANDIN_UNREGISTER_HOST, 107000);
   rd2h_dev_unpin(d, area); /* said in the log */
   rd2h_dev_close(d);
+}
+
+/* Every rank's mapping of the shared pool, for its own device. */
+static void a_pool_is_pinned(void **state) {
+  (void)state;
+  struct rd2h_pool_opts o = {.size = sizeof o, .shape = {2, 2, 8, {64, 16}}, .lock = RD2H_LOCK_OFF, .device = "ascend,id=4"};
+  struct rd2h_error err = {0};
+  struct rd2h_pool_info info;
+  rd2h_pool *mine, *other;
+  standin_reset();
+  assert_int_equal(rd2h_pool_create(&o, &mine, &err), RD2H_OK);
+  assert_int_equal(rd2h_pool_attach(rd2h_pool_handle(mine), &o, &other, &err), RD2H_OK);
+  assert_int_equal(standin_pinned(), 2);
+  rd2h_pool_info(other, &info);
+  assert_true(info.pinned);
+  rd2h_pool_destroy(other);
+  standin_fail(STANDIN_REGISTER_HOST, 207001);
+  assert_int_equal(rd2h_pool_attach(rd2h_pool_handle(mine), &o, &other, &err), RD2H_IO);
+  expect_text(&err, "aclrtHostRegister", 207001);
+  assert_int_equal(rd2h_pool_create(&o, &other, &err), RD2H_IO);
+  o.device = "ascend,id=9";
+  assert_int_equal(rd2h_pool_create(&o, &other, &err), RD2H_RANGE);
+  o.size = offsetof(struct rd2h_pool_opts, device); /* older headers */
+  assert_int_equal(rd2h_pool_attach(rd2h_pool_handle(mine), &o, &other, &err), RD2H_OK);
+  rd2h_pool_info(other, &info);
+  assert_false(info.pinned);
+  rd2h_pool_destroy(other);
+  rd2h_pool_destroy(mine);
+  assert_int_equal(standin_pinned(), 0);
 }
 
 static void every_allocation_may_fail(void **state) {
@@ -283,6 +316,7 @@ int main(void) {
       cmocka_unit_test(failed_calls_are_named),
       cmocka_unit_test(a_thread_without_its_device_fails_its_events),
       cmocka_unit_test(host_memory_is_pinned),
+      cmocka_unit_test(a_pool_is_pinned),
       cmocka_unit_test(every_allocation_may_fail),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

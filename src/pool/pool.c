@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Creation, handle, attachment. The header lies in the last page of the memory, so that the arrays begin at 2 MiB. */
 #include "pool/pool.h"
+#include "device/device.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -29,6 +30,7 @@ struct rd2h_pool {
   struct rd2h_pool_shape shape;
   uint64_t offset[2], layer_bytes, data_bytes;
   char handle[RD2H_POOL_HANDLE];
+  rd2h_dev *dev; /* for which the mapping is pinned, or NULL */
   int32_t pid; /* of the creator */
   int pidfd;   /* -1 in the creator */
 };
@@ -39,7 +41,7 @@ static uint64_t round_up(uint64_t n, uint64_t to) {
 }
 
 static int check_opts(const struct rd2h_pool_opts *o, struct rd2h_error *err) {
-  if (!o || o->size < sizeof *o)
+  if (!o || o->size < offsetof(struct rd2h_pool_opts, device))
     return rd2h_fail(err, RD2H_INVALID, "pool: options of %u bytes, this library expects %zu: set size, or build against its headers",
                      o ? o->size : 0, sizeof *o);
   const struct rd2h_pool_shape *s = &o->shape;
@@ -53,6 +55,22 @@ static int check_opts(const struct rd2h_pool_opts *o, struct rd2h_error *err) {
   if ((unsigned)o->pages > RD2H_PAGES_HUGE || (unsigned)o->lock > RD2H_LOCK_MUST)
     return rd2h_fail(err, RD2H_INVALID, "pool: pages %d or lock %d is no such choice", (int)o->pages, (int)o->lock);
   return RD2H_OK;
+}
+
+/* For the device of the options; who was built with older headers names none. */
+static int pin(rd2h_pool *p, const struct rd2h_pool_opts *o, struct rd2h_error *err) {
+  if (o->size < sizeof *o || !o->device)
+    return RD2H_OK;
+  int rc = rd2h_dev_open(o->device, &p->dev, err);
+  if (rc)
+    return rc;
+  rc = rd2h_dev_bind(p->dev, err);
+  rc = rc ? rc : rd2h_dev_pin(p->dev, p->m.base, p->m.bytes, err);
+  if (rc) {
+    rd2h_dev_close(p->dev);
+    p->dev = NULL;
+  }
+  return rc;
 }
 
 static void measure(rd2h_pool *p, const struct rd2h_pool_shape *s) {
@@ -121,6 +139,12 @@ int rd2h_pool_create(const struct rd2h_pool_opts *o, rd2h_pool **out, struct rd2
   rc = check_room(p, bytes, o, err);
   rc = rc ? rc : pool_mapping_make(o, name, bytes, &p->m, err);
   if (rc) {
+    rd2h_free(p);
+    return rc;
+  }
+  rc = pin(p, o, err);
+  if (rc) {
+    pool_mapping_close(&p->m);
     rd2h_free(p);
     return rc;
   }
@@ -250,6 +274,10 @@ int rd2h_pool_attach(const char *handle, const struct rd2h_pool_opts *opts, rd2h
   }
   int fd = open_origin(&o, err);
   rc = fd < 0 ? fd : attach_to(p, fd, &o, opts, err);
+  if (!rc && (rc = pin(p, opts, err))) {
+    pool_mapping_close(&p->m); /* and the fd with it */
+    fd = -1;
+  }
   if (!rc) {
     *out = p;
     return RD2H_OK;
@@ -265,6 +293,9 @@ free_pool:
 void rd2h_pool_destroy(rd2h_pool *p) {
   if (!p)
     return;
+  if (p->dev)
+    rd2h_dev_unpin(p->dev, p->m.base);
+  rd2h_dev_close(p->dev);
   pool_mapping_close(&p->m);
   if (p->pidfd >= 0)
     close(p->pidfd);
@@ -293,5 +324,6 @@ bool rd2h_pool_orphaned(const rd2h_pool *p) {
 
 void rd2h_pool_info(const rd2h_pool *p, struct rd2h_pool_info *i) {
   *i = (struct rd2h_pool_info){.bytes = p->m.bytes, .page_bytes = p->m.page_bytes, .numa_nodes = p->m.numa_nodes,
-                               .locked = p->m.locked, .creator = p->pidfd < 0, .creator_pid = p->pid};
+                               .locked = p->m.locked, .creator = p->pidfd < 0, .pinned = p->dev,
+                               .creator_pid = p->pid};
 }

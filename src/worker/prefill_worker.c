@@ -89,6 +89,7 @@ static int start(rd2h_pw *w, struct rd2h_error *err) {
   if (!(w->ctx = rd2h_zmq_context(MAX_ENDPOINTS * 3, err)))
     return err->status;
   int rc = rd2h_dev_open(w->o.device, &w->dev, err);
+  rc = rc ? rc : rd2h_dev_events(w->dev, err);
   rc = rc ? rc : open_engine(w, err);
   rc = rc ? rc : open_machine(w, err);
   if (!rc && rd2h_random(w->incarnation, sizeof w->incarnation))
