@@ -35,9 +35,12 @@ class Pool:
         lock: str = "auto",
         numa_nodes: Iterable[int] = (),
         keep_free: int = 0,
+        device: str | None = None,
     ) -> Pool:
-        """On one rank. block_bytes: of K and V, or of the one tensor where MLA has one. keep_free: bytes to leave to others."""
-        opts = _options(layers, blocks, block_bytes, lock)
+        """On one rank. block_bytes: of K and V, or of the one tensor where MLA has one. keep_free: bytes to leave to others. device:
+        pinned for it."""
+        name = ffi.NULL if device is None else ffi.new("char[]", device.encode())
+        opts = _options(layers, blocks, block_bytes, lock, name)
         opts.pages, opts.keep_free = _choice("pages", pages, PAGES), keep_free
         opts.numa_nodes = sum({1 << node for node in numa_nodes})
         out, err = ffi.new("rd2h_pool **"), _error()
@@ -45,10 +48,20 @@ class Pool:
         return cls(out[0], layers, blocks, block_bytes)
 
     @classmethod
-    def attach(cls, handle: str, layers: int, blocks: int, block_bytes: Sequence[int], *, lock: str = "auto") -> Pool:
+    def attach(
+        cls,
+        handle: str,
+        layers: int,
+        blocks: int,
+        block_bytes: Sequence[int],
+        *,
+        lock: str = "auto",
+        device: str | None = None,
+    ) -> Pool:
         """On the other ranks; refused when the handle is stale or the pool has another shape."""
+        name = ffi.NULL if device is None else ffi.new("char[]", device.encode())
         out, err = ffi.new("rd2h_pool **"), _error()
-        _check(lib.rd2h_pool_attach(handle.encode(), _options(layers, blocks, block_bytes, lock), out, err), err)
+        _check(lib.rd2h_pool_attach(handle.encode(), _options(layers, blocks, block_bytes, lock, name), out, err), err)
         return cls(out[0], layers, blocks, block_bytes)
 
     def close(self) -> None:
@@ -101,8 +114,10 @@ def _choice(name: str, value: str, table: dict[str, int]) -> int:
     return table[value]
 
 
-def _options(layers: int, blocks: int, block_bytes: Sequence[int], lock: str):
+def _options(layers: int, blocks: int, block_bytes: Sequence[int], lock: str, device):
+    """device: a C string that the caller keeps, or NULL."""
     opts = ffi.new("struct rd2h_pool_opts *")
+    opts.device = device
     opts.size = ffi.sizeof("struct rd2h_pool_opts")
     opts.lock = _choice("lock", lock, LOCK)
     if not 1 <= len(block_bytes) <= 2:

@@ -318,14 +318,8 @@ class Engine(engine.Engine):
                 worker.save_kv_layer(name, None, None)
         worker.start_load_kv(None)
         worker.wait_for_save()
-        results = worker.get_transfer_results(out.finished_req_ids)
-        self.reports[rank].update([*results.finished_sending, *results.finished_recving])
-        told = KVConnectorOutput(
-            finished_sending=results.finished_sending,
-            finished_recving=results.finished_recving,
-            failed_recving=results.failed_recving,
-            invalid_block_ids=worker.get_block_ids_with_load_errors(),
-        )
+        told = self._results(worker, out.finished_req_ids)
+        self.reports[rank].update([*(told.finished_sending or ()), *(told.finished_recving or ())])
         worker.clear_connector_metadata()
         return ModelRunnerOutput(
             req_ids=list(sampled),
@@ -333,6 +327,16 @@ class Engine(engine.Engine):
             sampled_token_ids=list(sampled.values()),
             kv_connector_output=told,
         )
+
+    @staticmethod
+    def _results(worker, finished_req_ids: set[str]) -> KVConnectorOutput:
+        if hasattr(worker, "get_transfer_results") and "failed_recving" in KVConnectorOutput.__dataclass_fields__:
+            told = KVConnectorOutput(**vars(worker.get_transfer_results(finished_req_ids)))
+        else:  # vLLM before 0.32
+            sending, recving = worker.get_finished(finished_req_ids)
+            told = KVConnectorOutput(finished_sending=sending, finished_recving=recving)
+        told.invalid_block_ids = worker.get_block_ids_with_load_errors()
+        return told
 
     def _write(self, rank: int, layer: int, request_id: str, count: int) -> list[int]:
         """Prefill writes all tokens so far: where layers share storage, what came before was brought back before the layer."""

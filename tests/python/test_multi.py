@@ -218,7 +218,7 @@ class Logging(unittest.TestCase):
             with engine.ranks(0):
                 worker.register_kv_caches(engine.caches())
             worker.shutdown()
-            self.assertRegex(os.read(reader, 4096).decode(), r"^[123] .*decode rank 0")
+            self.assertRegex(os.read(reader, 4096).decode(), r"(?m)^[123] .*decode rank 0")
         finally:
             _log._started_in = 0
             _log.start()
