@@ -60,11 +60,11 @@ int rd2h_mf_client_open(const struct mf_api *api, const struct mf_options *o, co
   c->job = rd2h_calloc(MF_JOBS, sizeof *c->job);
   c->err = rd2h_calloc(MF_JOBS, sizeof *c->err);
   int rc = c->job && c->err ? open_fds(c, err) : rd2h_nomem(err, "engine memfabric");
-  rc = rc ? rc : rd2h_mf_sessions_begin(err);
   if (rc) {
     free_client(c);
     return rc;
   }
+  rd2h_mf_sessions_begin();
   for (uint32_t i = MF_JOBS; i--;) {
     c->job[i].err = &c->err[i];
     rd2h_mf_give(c, &c->job[i]);

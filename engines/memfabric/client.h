@@ -82,8 +82,7 @@ void rd2h_mf_set_signal(struct mf_client *);
 void rd2h_mf_reading(struct mf_session *, bool on);
 
 /* ---- session.c ---- */
-/* Before the first session of a process: makes rd2h_mf_ended, and has the objects taken down before the process ends. */
-int rd2h_mf_sessions_begin(struct rd2h_error *);
+void rd2h_mf_sessions_begin(void); /* before the first session of a process: makes rd2h_mf_ended */
 struct mf_session *rd2h_mf_session_new(struct mf_client *, const char *id); /* NULL: no memory */
 int rd2h_mf_session_wake(struct mf_session *); /* starts the thread where there is none; LIMIT. The lock is held */
 /* An engine closes: waits for the objects, bounded; what is not down then is waited for at exit. */

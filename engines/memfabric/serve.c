@@ -3,7 +3,9 @@
  * session, as the library's own Python engine has it, so that both kinds of peers find each other. */
 #include "engines/memfabric/memfabric.h"
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 struct mf_serve {
   const struct mf_api *api;
@@ -19,10 +21,13 @@ struct mf_serve {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct mf_serve *serving;
 
-/* An object that lives when the process ends takes the process down with a fault in the library's own clean-up. */
-static void at_exit(void) {
+/* As on Decode: the library's own clean-up is no safe place (docs/decisions/0022-memfabric-exit.md). */
+static void at_exit(int status, void *unused) {
+  (void)unused;
   for (struct mf_serve *s = serving; s; s = s->next)
     s->api->destroy(s->object, 0);
+  fflush(NULL);
+  _exit(status);
 }
 
 static void note(struct mf_serve *s, bool on) {
@@ -38,7 +43,7 @@ static void note(struct mf_serve *s, bool on) {
     *p = s->next;
   }
   if (on && !hooked)
-    hooked = !atexit(at_exit);
+    hooked = !on_exit(at_exit, NULL);
   pthread_mutex_unlock(&lock);
 }
 

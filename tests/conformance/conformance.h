@@ -16,7 +16,6 @@ struct conformance {
   void (*connected)(struct rd2h_eng_peer *); /* may wait until a connection is what the suite is to be run on; may be NULL */
   bool holes_kill;            /* registered memory must stay mapped: a hole in it ends its owner's process */
   bool late_death;            /* a peer's death shows when it is read, not before */
-  bool slow_exit;             /* the engine's library takes seconds to end a process: a source leaves without that */
   bool served;                /* the peer's own threads answer reads: one that is stopped cannot be read */
 };
 int conformance_main(int argc, char **argv, const struct conformance *);

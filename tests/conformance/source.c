@@ -89,8 +89,6 @@ int source_main(int control, uint64_t bytes, uint64_t seed) {
     while (serve(control))
       ;
   rd2h_eng_close(e);
-  if (conf->slow_exit)
-    _exit(0);
   if (conf->shared)
     rd2h_shared_free(p);
   else
