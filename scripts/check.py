@@ -133,7 +133,7 @@ def tsan_prefix() -> list[str]:
     return ["setarch", "-R"] if bits > 28 else []
 
 
-SIM_SEEDS, SIM_SHARDS = int(os.environ.get("SIM_SEEDS", "25000")), 160
+SIM_SEEDS, SIM_SHARDS = int(os.environ.get("SIM_SEEDS", "50000")), 80
 
 
 def sim() -> list[str]:
@@ -187,6 +187,9 @@ SUITES = [
           count_rows, "build/interop.json", needs="tests/interop/run.py"),
     Suite("e2e", "two vLLM engines", [["scripts/setup_vllm.sh"], [".venv-vllm/bin/python", "tests/e2e/run.py"]],
           count_rows, "build/e2e.json", needs="tests/e2e/run.py", limit=1500),
+    Suite("vfaults", "vLLM engines killed, with reads that fail or are slow",
+          [["scripts/setup_vllm.sh"], [".venv-vllm/bin/python", "tests/faults/engines.py"]], count_tap,
+          needs="tests/faults/engines.py", env={"RD2H_LOG": "error"}),
     Suite("http", "two vLLM servers behind rd2h-proxy, also with TP 2",
           [["scripts/setup_vllm.sh"], build("release"), [".venv-vllm/bin/python", "tests/e2e/http_proxy.py"]],
           count_rows, "build/http.json", needs="tests/e2e/http_proxy.py"),

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Faults in real vLLM engines: reads that fail or take 2 s, a Decode with 24 blocks, storms of aborts, killed engines; what is right
-comes from a single engine. vllm.py [--json FILE]. Needs an interpreter that has vLLM and rd2h. Reports as TAP."""
+comes from a single engine. engines.py [--json FILE]. Needs an interpreter that has vLLM and rd2h. Reports as TAP."""
 
 from __future__ import annotations
 
@@ -80,6 +80,13 @@ class Case:
         self.outcomes([self.b.send(tokens)], may_fail=False)
 
 
+def until(condition: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return condition()
+
+
 def many(case: Case, seed: str, n: int, length: int) -> list[Flight]:
     prompts = [prompt(f"{seed}-{i}", length + 5 * i) for i in range(n)]
     case.b.oracle(prompts)
@@ -122,11 +129,10 @@ def aborts(case: Case) -> None:
 def decode_killed(case: Case) -> None:
     b, free = case.b, case.free()
     many(case, "killed", 6, 300)
-    time.sleep(0.05)
+    case.require(until(lambda: b.p.call("state")["requests"] > 0, 30), "Prefill got nothing to compute")
     b.d.die()
     begin = time.monotonic()
-    while b.p.call("state")["requests"] and time.monotonic() < begin + 60:
-        time.sleep(0.02)
+    until(lambda: not b.p.call("state")["requests"], 60)
     waited = time.monotonic() - begin
     case.require(b.p.call("state")["free_blocks"] == free[0], "Prefill has lost blocks")
     case.require(waited < 10, f"Prefill held them for {waited:.1f} s, liveness_ms is 5000")
@@ -148,8 +154,7 @@ def slow_reads(case: Case) -> None:
         begin = time.monotonic()
         for f in flights:
             b.d.call("abort", id=f.id)
-        while case.free()[1] != free[1] and time.monotonic() < begin + 30:
-            time.sleep(0.02)
+        until(lambda: case.free()[1] == free[1], 30)
         worst = max(worst, time.monotonic() - begin)
     case.require(worst < SLOW_MS / 1000 + READ_SLACK_S, f"blocks came back after {worst:.1f} s, a read takes {SLOW_MS / 1000} s")
     case.served("after-slow")
