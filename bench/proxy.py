@@ -51,8 +51,8 @@ class Proxy:
     def __init__(self, command: list, prefill: list[int], decode: list[int], more: list = ()) -> None:
         self.port = free_port()
         hosts = lambda n: ["127.0.0.1"] * n  # noqa: E731
-        argv = [*command, "--host", "127.0.0.1", "--port", self.port, "--prefiller-hosts", *hosts(len(prefill)), "--prefiller-ports", *prefill,
-                "--decoder-hosts", *hosts(len(decode)), "--decoder-ports", *decode, *more]
+        argv = [*command, "--host", "127.0.0.1", "--port", self.port, "--prefiller-hosts", *hosts(len(prefill)),
+                "--prefiller-ports", *prefill, "--decoder-hosts", *hosts(len(decode)), "--decoder-ports", *decode, *more]
         self.process = subprocess.Popen([*prefix(CPUS[0]), *map(str, argv)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and self.process.poll() is None:

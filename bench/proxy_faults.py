@@ -46,14 +46,14 @@ class Scene:
 
 
 def engine_error(s: Scene) -> str:
-    return ", ".join(f"{status}: {s.said(lambda status=status: s.complete(f'd={status}'))}" for status in (400, 500))
+    return "; ".join(s.said(lambda status=status: s.complete(f"d={status}")) for status in (400, 500))
 
 
 def dies(s: Scene) -> str:
     a = s.complete("drop=3,events=9", stream=True)
     text = a.text if a.body.startswith(b"data:") else ""
     end = "an error event" if b'"error"' in a.body else "cut" if not a.whole else "an end as if whole"
-    return f"{' '.join(text.split())}, then {end}; Decode asked {len(s.d.seen)} times"
+    return f"{' '.join(text.split())}, then {end}; {len(s.d.seen)} request{'s' if len(s.d.seen) > 1 else ''} to Decode"
 
 
 def many_prompts(s: Scene, engine: str = "pool") -> str:

@@ -65,8 +65,8 @@ def page(rows: list[dict], more: dict) -> str:
 `make bench-proxy` measures this and writes it. rd2h-proxy and the reference's proxy (its layerwise example, unmodified, with the
 servers that it names) stand between the same engines, which answer at once, and take turns; medians of {more['rounds']} rounds. The proxy
 has one CPU, clients and engines the other of a virtual machine (Linux {platform.release()}); its load averages were {before} before and
-{after} after, so ratios within a row count, not figures. Connections are kept, prompts have 200 characters. The last two rows have 64
-events at the pace of tokens; there the latency is what comes on top of the pace.
+{after} after, so ratios within a row count, not figures. Connections are kept, prompts have 200 characters. The
+last two rows have 64 events at the pace of tokens; there the latency is what comes on top of the pace.
 
 | load | clients | CPU ms a request | reference | times | p99 ms | reference | times | failed | reference |
 |---|---:|---:|---:|---:|---:|---:|---:|---:|---:|
@@ -79,8 +79,8 @@ events at the pace of tokens; there the latency is what comes on top of the pace
     out += f"""
 ![CPU time and latency beside the reference's](img/proxy-cost.svg)
 
-{s['streams']:,} streams at once: {s['failed']} failed, {s['kib_a_stream']} KiB of resident memory each (the tests hold it below 40, with TLS below
-100, and see that nothing grows with the number of requests served).
+{s['streams']:,} streams at once: {s['failed']} failed, {s['kib_a_stream']} KiB of resident memory each (the tests hold it below 40, with TLS
+below 100, and see that nothing grows with the number of requests served).
 
 ## What each makes of faults
 

@@ -139,10 +139,11 @@ class System:
         from openai import OpenAI
 
         cores = sorted(os.sched_getaffinity(0))
-        p_cores, d_cores = ([cores[i % len(cores)] for i in range(n)] for n in tp)
+        p_cores = [cores[i % len(cores)] for i in range(tp[0])]
+        d_cores = [cores[-1 - i % len(cores)] for i in range(tp[1])]
         kv_port, p, d, self.port = free_port(tp[1]), free_port(), free_port(), free_port()
         self.parts = [server("prefill", p, model, "kv_producer", kv_port, p_cores, logs),
-                      server("decode", d, model, "kv_consumer", kv_port, d_cores[::-1], logs)]
+                      server("decode", d, model, "kv_consumer", kv_port, d_cores, logs)]
         try:
             for part, port in zip(self.parts, (p, d)):
                 part.wait(f"http://127.0.0.1:{port}/health")
