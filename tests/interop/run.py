@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -22,6 +23,8 @@ import faults
 import served
 from sides import Reference
 
+SHARED, SHARED_BYTES = Path("/dev/shm"), 256 << 20  # where the ranks' memory lies if there is as much room, else among temporary files
+
 
 def run(row: tuple, folder: Path) -> dict:
     version, role, name, function, arguments = row
@@ -31,6 +34,7 @@ def run(row: tuple, folder: Path) -> dict:
         told["ok"] = True
     except Exception as e:  # any failure is a row, and the others still run
         told["detail"] = f"{type(e).__name__}: {e}"
+    shutil.rmtree(folder, ignore_errors=True)
     return told | {"seconds": round(time.monotonic() - start, 2)}
 
 
@@ -54,7 +58,8 @@ def main() -> int:
     args = parser.parse_args()
     os.environ.setdefault("RD2H_LOG", "error")  # what is provoked here is logged as warnings
     start = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="rd2h-interop-", dir="/dev/shm") as folder:
+    shared = SHARED if SHARED.is_dir() and shutil.disk_usage(SHARED).free > SHARED_BYTES else None
+    with tempfile.TemporaryDirectory(prefix="rd2h-interop-", dir=shared) as folder:
         references = []
         try:
             for version, _, source in (r.partition("=") for r in args.reference):
