@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-WAIT_S, CASES_AT_ONCE = 60, 6
+WAIT_S, CASES_AT_ONCE = 90, 6
 BYTES = 3_000_000
 
 
