@@ -99,7 +99,7 @@ static struct rd2h_share random_share(void) {
 }
 
 /* Several requests into one array, some of them bad: as the oracle says, and nothing else is touched. */
-static void equal_to_the_oracle(void **state) {
+static void t05_equal_to_the_oracle(void **state) {
   (void)state;
   static struct oracle expected;
   static struct made m;
@@ -350,7 +350,7 @@ static void nothing_is_allocated(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(equal_to_the_oracle),
+    cmocka_unit_test(t05_equal_to_the_oracle),
     cmocka_unit_test(shares_are_disjoint_and_complete),
     cmocka_unit_test(y03_main_moves_once_the_indexer_once_a_rank),
     cmocka_unit_test(refusals_name_values),

@@ -386,7 +386,7 @@ static void huge_pages(void **state) {
 }
 
 /* Locked where this process may, refused where it must and may not: as a user without rights. */
-static void locking(void **state) {
+static void t03_locking(void **state) {
   (void)state;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   skip(); /* their runtimes answer mlock without calling it */
@@ -465,6 +465,6 @@ int main(void) {
       cmocka_unit_test(the_creator_is_killed), cmocka_unit_test(a_stale_handle), cmocka_unit_test(a_forged_pool),
       cmocka_unit_test(what_is_no_handle), cmocka_unit_test(another_shape), cmocka_unit_test(shapes_that_cannot_be),
       cmocka_unit_test(too_large_for_the_machine), cmocka_unit_test(limits_of_groups), cmocka_unit_test(huge_pages),
-      cmocka_unit_test(locking), cmocka_unit_test(placement), cmocka_unit_test(another_user), cmocka_unit_test(memory_ends)};
+      cmocka_unit_test(t03_locking), cmocka_unit_test(placement), cmocka_unit_test(another_user), cmocka_unit_test(memory_ends)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -170,7 +170,7 @@ static void test_refused_connections_are_bounded(void **state) {
   world_close(&w);
 }
 
-static void test_repeat_reaches_a_late_server(void **state) {
+static void test_d10_repeat_reaches_a_late_server(void **state) {
   struct world w;
   int end[2];
   char c;
@@ -474,7 +474,7 @@ int main(void) {
   static struct CMUnitTest tests[64];
   const struct CMUnitTest more[] = {
     cmocka_unit_test(test_request_as_sent), cmocka_unit_test(test_refused_connections_are_bounded),
-    cmocka_unit_test(test_repeat_reaches_a_late_server), cmocka_unit_test(test_dead_kept_connection_is_replaced),
+    cmocka_unit_test(test_d10_repeat_reaches_a_late_server), cmocka_unit_test(test_dead_kept_connection_is_replaced),
     cmocka_unit_test(test_no_answer_in_time), cmocka_unit_test(test_legacy_takes_errors_as_delivered),
     cmocka_unit_test(test_cancel_on_the_wire), cmocka_unit_test(test_cancel_in_the_queue_and_order),
     cmocka_unit_test(test_cancel_of_a_result), cmocka_unit_test(test_cancel_in_a_pause), cmocka_unit_test(test_queue_is_bounded),

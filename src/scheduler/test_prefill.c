@@ -170,7 +170,7 @@ static void test_preempted_prefill_goes_on(void **state) {
 }
 
 /* The table of a resumed request comes with the step, too; until it does nothing of the old one may be published. */
-static void test_resumed_by_the_step(void **state) {
+static void test_l10_resumed_by_the_step(void **state) {
   struct half h;
   struct rd2h_error e;
   (void)state;
@@ -264,7 +264,7 @@ static void test_finish_holds_what_was_published(void **state) {
 }
 
 /* Nothing is to be read, but Decode waits for the word that this is all; so the workers report the id, too. */
-static void test_all_cached_on_decode(void **state) {
+static void test_l08_all_cached_on_decode(void **state) {
   struct half h;
   (void)state;
   half_open(&h);
@@ -493,9 +493,9 @@ int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_what_a_send_carries), cmocka_unit_test(test_s05_drafts_are_not_computed),
     cmocka_unit_test(test_id_on_decode), cmocka_unit_test(test_plain_rendezvous),
-    cmocka_unit_test(test_preempted_prefill_goes_on), cmocka_unit_test(test_resumed_by_the_step),
+    cmocka_unit_test(test_preempted_prefill_goes_on), cmocka_unit_test(test_l10_resumed_by_the_step),
     cmocka_unit_test(test_complete_and_rerun), cmocka_unit_test(test_preempted_before_anything_was_published),
-    cmocka_unit_test(test_finish_holds_what_was_published), cmocka_unit_test(test_all_cached_on_decode),
+    cmocka_unit_test(test_finish_holds_what_was_published), cmocka_unit_test(test_l08_all_cached_on_decode),
     cmocka_unit_test(test_finish_in_the_step_that_publishes), cmocka_unit_test(test_dropped_step), cmocka_unit_test(test_repeats),
     cmocka_unit_test(test_ghosts_and_strangers), cmocka_unit_test(test_children_of_a_list), cmocka_unit_test(test_bad_params),
     cmocka_unit_test(test_bad_arguments), cmocka_unit_test(test_bad_options), cmocka_unit_test(test_failing_memory),

@@ -183,9 +183,16 @@ static void L03_abort_while_reading(void **state) {
   rig_layers(x.p, 3);
   assert_int_equal(rd2h_decode_abort(x.d, "goes"), RD2H_OK);
   assert_int_equal(rig_outcome(x.d, "goes", NULL), RD2H_ABORTED);
+  for (uint32_t l = 0; l < 3; l++) /* its blocks are another request's from here on: no late read may write to them */
+    for (uint32_t i = 0; i < r[1].n; i++)
+      memset(rig_block(&x.dst, l, 0, r[1].dst[i]), 0xBB, rig_block_bytes(0));
   assert_int_equal(rd2h_decode_abort(x.d, "goes"), RD2H_NOT_FOUND);
   assert_int_equal(rig_outcome(x.d, "stays", NULL), RD2H_OK);
   rig_expect(&x.dst, &r[0], 3);
+  for (uint32_t l = 0; l < 3; l++)
+    for (uint32_t i = 0; i < r[1].n; i++)
+      for (uint32_t k = 0; k < rig_block_bytes(0); k++)
+        assert_int_equal(rig_block(&x.dst, l, 0, r[1].dst[i])[k], 0xBB);
   rig_step(x.p, NULL, 0, "goes");
   assert_true(rig_settled(x.p, "goes") != RD2H_OK);
   rig_step(x.p, NULL, 0, "stays");

@@ -250,7 +250,7 @@ static void D03_prefill_dies_fifty_times(void **state) {
 }
 
 /* Prefill has begun and is stopped, its connection lives: Decode gives up after progress_ms, and what comes later finds nothing. */
-static void D04_prefill_stops(void **state) {
+static void D04_D05_prefill_stops(void **state) {
   (void)state;
   struct child c = start(dying_prefill);
   struct rig_side dst;
@@ -264,6 +264,12 @@ static void D04_prefill_stops(void **state) {
   assert_int_equal(get(c.from), 0);
   kill(c.pid, SIGSTOP);
   uint64_t begun = rd2h_now_ns();
+  for (int i = 0; i < 10; i++) { /* whoever asks Decode meanwhile is answered */
+    uint64_t asked = rd2h_now_ns();
+    assert_true(rd2h_decode_dump(d, text, sizeof text) > 0);
+    assert_non_null(strstr(text, "decode rank 0 of 1 at"));
+    assert_true(rd2h_now_ns() - asked < 500 * RD2H_MS);
+  }
   assert_int_equal(rig_outcome(d, "dies", text), RD2H_TIMEOUT);
   assert_non_null(strstr(text, "progress_ms"));
   assert_true(rd2h_now_ns() - begun < 2000 * RD2H_MS);
@@ -285,7 +291,7 @@ static void D06_decode_stops(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(two_processes), cmocka_unit_test(prefill_dies),
-                                     cmocka_unit_test(D03_prefill_dies_fifty_times), cmocka_unit_test(D04_prefill_stops),
+                                     cmocka_unit_test(D03_prefill_dies_fifty_times), cmocka_unit_test(D04_D05_prefill_stops),
                                      cmocka_unit_test(D01_decode_dies), cmocka_unit_test(D06_decode_stops)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -21,7 +21,7 @@ def in_background(run) -> threading.Thread:
     return t
 
 
-@case("table: Decode answers 400 or 500 (X02)")
+@case("table: Decode answers 400 or 500 (X02, L05)")
 def engine_errors() -> None:
     with Bench() as b:
         for status in (400, 404, 413, 422, 429, 500):
@@ -30,6 +30,7 @@ def engine_errors() -> None:
                 equal((a.status, a.json, a.headers["content-type"], a.headers["retry-after"]),
                       (status, {"error": {"message": "context too long"}}, "application/json", "9"))
         equal(len(b.d[0].seen), 12, "requests to Decode: none is repeated")
+        equal(len(b.p[0].seen), 0, "requests to Prefill: it never hears of them")
 
 
 @case("table: Decode dies in mid-stream (X03)")
@@ -90,7 +91,7 @@ def missing_child() -> None:
         wait_for(lambda: b.d[0].open == 0, what="the end of Decode's requests")
 
 
-@case("table: rendezvous with a JSON array, and other bad ones (X16)")
+@case("table: rendezvous with a JSON array, and other bad ones (X16, Z05)")
 def bad_rendezvous() -> None:
     with Bench() as b:
         t = in_background(lambda: b.complete("pslow=1"))
@@ -123,7 +124,7 @@ def repeated() -> None:
         equal(len(b.p[0].seen), 2, "requests to Prefill")
 
 
-@case("rendezvous: only from Decode engines or with the request's token")
+@case("rendezvous: only from Decode engines or with the request's token (Z05)")
 def senders() -> None:
     with Bench() as b:
         t = in_background(lambda: b.complete("pslow=1", prompt=["a", "b"]))
@@ -170,7 +171,7 @@ def prefill_fails() -> None:
         wait_for(lambda: b.complete().status == 200, what="the return of Prefill")
 
 
-@case("Prefill's body (X19)")
+@case("Prefill's body (X19); parameters of a client are replaced (Z06)")
 def prefill_body() -> None:
     more = {"max_completion_tokens": 9, "max_tokens": None, "min_tokens": 50, "stream_options": {"include_usage": True}, "stop": ["x"],
             "response_format": {"type": "text"}, "tools": [{"type": "function"}],

@@ -86,7 +86,7 @@ class PrefixHits(Law):
         pair, tokens = self.pair(p={"tokens": 24}), prompt(5, 6 * BLOCK + 3)
         self.served(pair, pair.send("cmpl-chunk-0", tokens), tokens)
 
-    def test_07_resumed_request_has_a_new_table(self):
+    def test_07_l10_resumed_request_has_a_new_table(self):
         """Two prompts that do not fit together: one is preempted in the middle, and starts over in other blocks."""
         pair = self.pair(p={"num_blocks": 14, "tokens": 32})
         pair.p.scheduler.scheduler_reserve_full_isl = False  # both start
@@ -141,7 +141,17 @@ class Reports(Law):
         self.assertEqual(pair.meta.posts, ["cmpl-again-0"], "computed locally, not asked for again")
         self.at_rest(pair)
 
-    def test_04_abort_while_waiting_for_a_prefill_that_never_comes(self):
+    def test_03_d08_failed_blocks_are_not_used_again(self):
+        """Neither by the same prompt, nor by one that begins like it."""
+        pair, tokens = self.pair(), prompt(17, 4 * BLOCK + 5)
+        i = pair.send("cmpl-bad-0", tokens, status=502)
+        pair.until(lambda: i in pair.done)
+        self.assertEqual(pair.done[i].reason, "error")
+        for k, again in enumerate((tokens, tokens[: 3 * BLOCK] + prompt(18, 20))):
+            self.served(pair, pair.send(f"cmpl-good{k}-0", again), again)
+        self.at_rest(pair)
+
+    def test_04_l01_abort_while_waiting_for_a_prefill_that_never_comes(self):
         pair = self.pair()
         pair.hold = True
         i = pair.send("cmpl-stop-0", prompt(14, 70))
@@ -263,6 +273,17 @@ class Repeats(Law):
         for i in ids:
             pair.until(lambda i=i: i in pair.done)
         self.assertEqual(sorted(pair.meta.posts), sorted(prompts))
+        self.assertTrue(all(pair.done[i].reason == "length" for i in ids))
+        self.at_rest(pair)
+
+
+    def test_06_l12_both_hold_what_the_other_needs(self):
+        """Seven blocks: one prompt takes four, the other three, and both need one more for their first token."""
+        pair = self.pair(d={"num_blocks": 8})
+        prompts = {f"cmpl-full{k}-0": prompt(41 + k, (4 - k) * BLOCK) for k in range(2)}
+        ids = {pair.send(name, tokens, max_tokens=3): tokens for name, tokens in prompts.items()}
+        for i in ids:
+            pair.until(lambda i=i: i in pair.done)
         self.assertTrue(all(pair.done[i].reason == "length" for i in ids))
         self.at_rest(pair)
 
