@@ -19,6 +19,7 @@ struct px_engine {
   uint32_t failures; /* in a row */
   bool ejected, draining, probing;
   int64_t probe_at; /* ms */
+  int64_t heard_at; /* when it last answered something */
   uint64_t served, failed;
 };
 

@@ -215,7 +215,7 @@ void rd2h_px_flow_stop(struct px_flow *f, int64_t now) {
 /* ---- what engines say ---- */
 void rd2h_px_flow_leg_data(struct px_flow *f, struct px_leg *leg, struct px_span s, int64_t now) {
   f->now = now;
-  leg->parent->touched = now;
+  leg->parent->touched = leg->engine->heard_at = now;
   if (leg->role == PX_DECODE)
     rd2h_px_decode_data(leg->parent, s);
   else if (leg->answer.n + s.n <= f->limits.max_answer)
@@ -229,6 +229,7 @@ void rd2h_px_flow_leg_done(struct px_flow *f, struct px_leg *leg, const char *er
   if (changed)
     f->io->note(f->ctx, leg->parent, error ? "engine is left out: requests to it fail" : "engine is back");
   leg->engine->served += !error;
+  leg->engine->heard_at = error ? leg->engine->heard_at : now;
   leg->engine->failed += error != NULL;
   if (leg->role == PX_DECODE)
     rd2h_px_decode_done(leg->parent, error);

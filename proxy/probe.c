@@ -10,6 +10,7 @@ struct probe {
   struct px_app *app;
   struct px_engine *engine;
   int status;
+  int64_t begun;
 };
 
 static void on_head(void *user, int status, const char *type, const char *retry_after) {
@@ -30,7 +31,9 @@ static void on_done(void *user, const char *error) {
   int64_t now = px_now();
   /* An engine without /health is one that answers. */
   bool good = !error && (p->status < 500 || p->status == 501);
-  bool changed = good ? rd2h_px_engine_good(e) : rd2h_px_engine_bad(&app->pool, e, now);
+  /* One that is too busy for a probe but answers requests is not left out. */
+  bool busy = error && e->heard_at > p->begun;
+  bool changed = busy ? false : good ? rd2h_px_engine_good(e) : rd2h_px_engine_bad(&app->pool, e, now);
   if (changed)
     rd2h_px_log(&app->log, good ? PX_INFO : PX_WARNING, NULL, "%s engine %s %s%s%s", rd2h_px_role_name[e->role], e->name,
                 good ? "is back" : "is left out: its health probe fails", error ? ": " : "", error ? error : "");
@@ -47,7 +50,7 @@ static void start(struct px_app *app, struct px_engine *e) {
   struct probe *p = calloc(1, sizeof *p);
   if (!p)
     return;
-  *p = (struct probe){.app = app, .engine = e};
+  *p = (struct probe){.app = app, .engine = e, .begun = px_now()};
   const struct px_request q = {.origin = e->url, .path = PX_LIT("/health"), .limit_ms = PROBE_MS};
   if (rd2h_px_call(app->client, &q, &EVENTS, p))
     e->probing = true;
