@@ -57,7 +57,7 @@ static bool wait_for(struct pd_read *r, int fd, short events, uint64_t deadline)
 /* ---- coming together ---- */
 int pd_listen(const struct pd_read *r, int *fd, uint16_t *port, struct rd2h_error *err) {
   struct sockaddr_storage a;
-  socklen_t len;
+  socklen_t len = 0; /* set with the address; gcc does not see it at -O3 */
   int one = 1;
   char name[PD_PEER_NAME];
   pd_address(r->local_ip, (uint16_t)r->port, &a, &len);
@@ -148,7 +148,7 @@ static int dial_failed(const struct pd_read *r, int why, struct rd2h_error *err)
 
 int pd_dial(struct pd_read *r, struct rd2h_error *err) {
   struct sockaddr_storage a;
-  socklen_t len;
+  socklen_t len = 0; /* set with the address; gcc does not see it at -O3 */
   int why;
   pd_address(r->prefill_ip, (uint16_t)r->port, &a, &len);
   name_of(&a, len, r->peer);
