@@ -17,7 +17,7 @@ import functools
 from dataclasses import dataclass, field
 from typing import Any
 
-from rd2h import Rd2hError, _log, _vllm_compat, _vllm_model, _vllm_scheduler, _vllm_worker
+from rd2h import Rd2hError, _log, _vllm_compat, _vllm_memory, _vllm_model, _vllm_scheduler, _vllm_worker
 from rd2h._vllm_compat import KVConnectorTransferResults
 from rd2h._vllm_stats import Growth, Rd2hPromMetrics, Rd2hStats
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
@@ -141,6 +141,11 @@ class SfaRemoteD2HConnector(KVConnectorBase_V1, SupportsHMA):
         return self._half.pending_frees
 
     # ---- worker ----
+    @_nothing
+    def get_mem_pool_context(self):
+        """Where vLLM allocates the KV cache; None: where it would anyway."""
+        return _vllm_memory.context(self._engine)
+
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """kv_caches: layer name -> tensor (blocks, ...), or (2, blocks, ...), or a list of K and V (then indexer and scale)."""
         if self._rank is not None:
