@@ -10,7 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define OPEN_MS 8000
+#define OPEN_MS 20000
 #define KNOWN_ENGINES 4u
 
 struct answer {
@@ -71,8 +71,8 @@ static bool ask(uint32_t i, struct answer *a) {
   if (!good && !came)
     snprintf(a->text, sizeof a->text, "did not open within %d s: its library hangs", OPEN_MS / 1000);
   else if (!good)
-    snprintf(a->text, sizeof a->text, "its process ended by signal %d while the library was loaded: the library is damaged, or "
-             "built for another system", WIFSIGNALED(status) ? WTERMSIG(status) : 0);
+    snprintf(a->text, sizeof a->text, "its process ended by %s %d while the library was loaded: the library is damaged, or built for "
+             "another system", WIFSIGNALED(status) ? "signal" : "status", WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
   return good;
 }
 

@@ -10,6 +10,7 @@
 #define OFFERS_MAX 8u
 #define LOOK_MS 50
 #define COOKIE 1u
+#define SAID 300u              /* of the engine, about a connection */
 
 struct offer {
   json_t *message;
@@ -155,11 +156,24 @@ static int tell(struct pd_read *r, int rc, const char *sha, struct rd2h_error *e
   return rc || agreed ? rc : rd2h_fail(err, RD2H_IO, "Prefill at %s found another SHA-256", r->peer);
 }
 
+/* What the engine says of the connection; only what people must see goes on to them. */
+static void on_line(void *user, int level, const char *line) {
+  char *said = user;
+  const char *text = strncmp(line, "engine ", 7) ? NULL : strstr(line, ": connected to ");
+  if (text)
+    snprintf(said, SAID, "%s", text + 2);
+  else if (level <= RD2H_LOG_WARN)
+    fprintf(stderr, "%s\n", line);
+}
+
 static int connect_to(struct pd_read *r, const struct offer *o, struct pd_remote *remote, struct rd2h_error *err) {
   const struct rd2h_engine_opts opts = {.size = sizeof opts, .host = r->local_ip ? r->local_ip : "127.0.0.1",
                                         .options = r->option, .read_timeout_ns = r->timeout_s * 1000 * RD2H_MS};
   const char *session = pd_text(o->message, "session"), *chosen = "";
+  static char said[SAID]; /* the hook stays: engines have threads */
   uint32_t region;
+  if (!getenv("RD2H_LOG"))
+    rd2h_log_set(on_line, said, RD2H_LOG_INFO);
   int rc = rd2h_eng_open(r->engine, &opts, &r->eng, err);
   rc = rc ? rc : rd2h_eng_reg(r->eng, &(struct rd2h_region){.base = r->memory_base, .len = r->bytes}, &region, err);
   rc = rc ? rc : rd2h_eng_choose(r->eng, (struct rd2h_blob){(const uint8_t *)session, (uint32_t)strlen(session)}, o->engine, o->n,
@@ -169,6 +183,8 @@ static int connect_to(struct pd_read *r, const struct offer *o, struct pd_remote
   snprintf(r->chosen, sizeof r->chosen, "%s", chosen);
   remote->base = o->base;
   pd_note(r, "engine", strcmp(r->engine, chosen) ? "%s, chosen by %s" : "%s", chosen, r->engine);
+  if (*said)
+    pd_note(r, "way", "%s", said);
   return RD2H_OK;
 }
 

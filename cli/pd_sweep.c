@@ -11,7 +11,9 @@
 #define SAMPLE (UINT64_C(64) << 20) /* bytes of one read */
 #define BLOCKS_MAX 16384u
 #define ROUNDS 5
+#define ROUND_NS 300e6               /* one should not take longer */
 #define CASE_NS (1500 * RD2H_MS)     /* no new round after so long */
+#define PROBE_BLOCKS 64u
 
 struct lists {
   void **local;
@@ -99,6 +101,32 @@ static int measure(struct pd_read *r, const struct pd_remote *remote, struct lis
   return RD2H_OK;
 }
 
+static double slower_ns(const struct pd_row *row) {
+  return (double)row->block / (row->contiguous < row->scattered ? row->contiguous : row->scattered);
+}
+
+/* As many as SAMPLE holds, or fewer where a block takes long. */
+static uint32_t blocks_of(const struct pd_read *r, uint64_t block, double ns_a_block) {
+  uint64_t fit = (r->bytes < SAMPLE ? r->bytes : SAMPLE) / block, few = (uint64_t)(ROUND_NS / ns_a_block) + 1;
+  fit = fit < BLOCKS_MAX ? fit : BLOCKS_MAX;
+  return (uint32_t)(fit < few ? fit : few);
+}
+
+/* One row; the time of a block is known from the one before, or from a few blocks first. */
+static int sweep_row(struct pd_read *r, const struct pd_remote *remote, struct lists *l, uint64_t block, const struct pd_row *before,
+                     struct pd_row *row, struct rd2h_error *err) {
+  int rc = RD2H_OK;
+  *row = (struct pd_row){.block = block, .blocks = PROBE_BLOCKS < r->bytes / block ? PROBE_BLOCKS : 1};
+  if (!before)
+    rc = measure(r, remote, l, row, true, &row->scattered, err);
+  if (rc)
+    return rc;
+  row->contiguous = row->scattered;
+  row->blocks = blocks_of(r, block, before ? BLOCK_STEP * slower_ns(before) : slower_ns(row));
+  rc = measure(r, remote, l, row, false, &row->contiguous, err);
+  return rc ? rc : measure(r, remote, l, row, true, &row->scattered, err);
+}
+
 int pd_sweep(struct pd_read *r, const struct pd_remote *remote, struct pd_row rows[PD_ROWS], uint32_t *n,
              struct rd2h_error *err) {
   uint64_t all = r->bytes / BLOCK_MIN;
@@ -110,12 +138,8 @@ int pd_sweep(struct pd_read *r, const struct pd_remote *remote, struct pd_row ro
   pd_step(r);
   for (uint64_t block = BLOCK_MIN; !rc && block <= BLOCK_MAX && block <= r->bytes && done < PD_ROWS; block *= BLOCK_STEP,
        done++) {
-    struct pd_row *row = &rows[done];
-    uint64_t blocks = (r->bytes < SAMPLE ? r->bytes : SAMPLE) / block;
-    *row = (struct pd_row){.block = block, .blocks = blocks < BLOCKS_MAX ? (uint32_t)blocks : BLOCKS_MAX};
     pd_progress(r, "blocks of %s", pd_size(block, size));
-    rc = measure(r, remote, &l, row, false, &row->contiguous, err);
-    rc = rc ? rc : measure(r, remote, &l, row, true, &row->scattered, err);
+    rc = sweep_row(r, remote, &l, block, done ? &rows[done - 1] : NULL, &rows[done], err);
   }
   pd_progress_end(r);
   free_lists(&l);
@@ -139,9 +163,9 @@ void pd_sweep_table(const struct pd_row *rows, uint32_t n) {
   for (uint32_t i = 0; i < n; i++) {
     table_cell(&t, "%s", pd_size(rows[i].block, size));
     table_cell(&t, "%u", rows[i].blocks);
-    table_cell(&t, "%.2f", rows[i].contiguous);
+    table_cell(&t, rows[i].contiguous < 0.1 ? "%.3f" : "%.2f", rows[i].contiguous);
     table_cell(&t, "%s", time_of(rows[i].block, rows[i].contiguous, size));
-    table_cell(&t, "%.2f", rows[i].scattered);
+    table_cell(&t, rows[i].scattered < 0.1 ? "%.3f" : "%.2f", rows[i].scattered);
     table_cell(&t, "%s", time_of(rows[i].block, rows[i].scattered, size));
     table_row_end(&t);
   }

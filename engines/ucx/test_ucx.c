@@ -216,13 +216,13 @@ static void a_peer_that_stands_still(void **state) {
   static const char *const options[] = {"tls=tcp", NULL};
   struct pair x;
   (void)state;
-  if (!pair_open(&x, options, 300))
+  if (!pair_open(&x, options, 3000))
     skip();
   assert_int_equal(read_some(&x, x.base, 64, NULL).status, RD2H_OK);
   kill(x.pid, SIGSTOP);
   struct rd2h_completion c = read_some(&x, x.base, BYTES, NULL);
   assert_int_equal(c.status, RD2H_TIMEOUT);
-  assert_non_null(strstr(rd2h_eng_last_error(x.eng, 5), "300 ms"));
+  assert_non_null(strstr(rd2h_eng_last_error(x.eng, 5), "3000 ms"));
   pair_close(&x);
 }
 

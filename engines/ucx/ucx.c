@@ -7,6 +7,8 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#define LIST_MAX 256u
+
 struct options {
   const char *lib, *tls, *devices;
   bool require_rdma;
@@ -21,7 +23,8 @@ static int parse_option(const char *text, struct options *o, struct rd2h_error *
     size_t n = strlen(known[i].name);
     if (!strncmp(text, known[i].name, n) && text[n]) {
       *known[i].value = text + n;
-      return RD2H_OK;
+      return strlen(text) < LIST_MAX || !i ? RD2H_OK : rd2h_fail(err, RD2H_INVALID, "engine ucx: option \"%.40s...\" is too long",
+                                                                 text);
     }
   }
   bool yes = !strcmp(text, "require_rdma=1");
@@ -45,13 +48,23 @@ static int look_for_rdma(struct rd2h_error *err) {
                            "/sys/class/infiniband): load the device's driver, or choose another transfer engine");
 }
 
+/* Commas part the options of an engine's spec, so that '+' may part the names of a list. */
+static const char *list(const char *text, char out[LIST_MAX]) {
+  snprintf(out, LIST_MAX, "%s", text);
+  for (char *p = out; (p = strchr(p, '+'));)
+    *p = ',';
+  return out;
+}
+
 /* RNDV_THRESH: with it finite, UCX keeps cma away from connections that are to notice a peer's death. The two ERROR_HANDLING let such
  * connections use shared memory at all. */
 static int configure(const struct ucx_api *u, const struct options *o, void *config, struct rd2h_error *err) {
+  char tls[LIST_MAX], devices[LIST_MAX];
   const struct {
     const char *name, *value;
   } set[] = {{"RNDV_THRESH", "inf"}, {"POSIX_ERROR_HANDLING", "y"}, {"SYSV_ERROR_HANDLING", "y"},
-             {"TLS", o->tls ? o->tls : o->require_rdma ? "ib" : NULL}, {"NET_DEVICES", o->devices}};
+             {"TLS", o->tls ? list(o->tls, tls) : o->require_rdma ? "ib" : NULL},
+             {"NET_DEVICES", o->devices ? list(o->devices, devices) : NULL}};
   for (size_t i = 0; i < RD2H_COUNT(set); i++) {
     ucx_status st = set[i].value ? u->config_modify(config, set[i].name, set[i].value) : UCX_OK;
     if (st != UCX_OK)

@@ -20,7 +20,7 @@ static bool usable(const struct conformance *c) {
 }
 
 int main(int argc, char **argv) {
-  static const char *const memory[] = {"tls=posix,cma", NULL}, *const network[] = {"tls=tcp", NULL};
+  static const char *const memory[] = {"tls=posix+cma", NULL}, *const network[] = {"tls=tcp", NULL};
   struct conformance ucx = {.engine = "ucx", .options = memory, .moves_data = true, .needs_conn = true, .holes_kill = true};
   if (strstr(argv[0], WAY_TCP)) /* the program's name decides; its sources learn it from the environment */
     setenv(WAY_TCP, "1", 1);
