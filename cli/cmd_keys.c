@@ -1,15 +1,45 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli.h"
 #include <rd2h/security.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <getopt.h>
 #include <stdio.h>
+#include <string.h>
+#include <unistd.h>
 
 static void usage(void) {
-  puts("usage: rd2h keys [--json]\n"
+  puts("usage: rd2h keys [FILE] [--json]\n"
        "\n"
-       "Makes a pair of keys for the control channel between Prefill and Decode. The secret key belongs in a file that only its owner\n"
-       "can read (curve_secret_file); the public key goes into the file of the other side (curve_peers_file). One pair for each engine,\n"
-       "or one for all Prefill and one for all Decode engines. docs/security.md says what that protects.");
+       "Makes a pair of keys for the control channel between Prefill and Decode. With FILE the secret key goes there, readable by its\n"
+       "owner alone (curve_secret_file), and the public key to FILE.pub: its line goes into the file of the other side\n"
+       "(curve_peers_file). Files that exist are left alone. One pair for each engine, or one for all Prefill and one for all Decode\n"
+       "engines. docs/security.md says what that protects.");
+}
+
+static bool write_key(const char *path, int mode, const char *key) {
+  char line[RD2H_KEY_CHARS + 2];
+  int n = snprintf(line, sizeof line, "%s\n", key), fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+  bool good = fd >= 0 && write(fd, line, (size_t)n) == n;
+  if (!good)
+    fprintf(stderr, "rd2h keys: %s: %s\n", path, strerror(errno));
+  if (fd >= 0)
+    close(fd);
+  return good;
+}
+
+static bool write_pair(const char *path, const char *public_key, const char *secret_key) {
+  char of_public[4096];
+  if ((size_t)snprintf(of_public, sizeof of_public, "%s.pub", path) >= sizeof of_public) {
+    fprintf(stderr, "rd2h keys: the name of the file is too long\n");
+    return false;
+  }
+  if (!write_key(path, 0600, secret_key))
+    return false;
+  if (write_key(of_public, 0644, public_key))
+    return true;
+  unlink(path);
+  return false;
 }
 
 int cmd_keys(int argc, char **argv) {
@@ -28,13 +58,20 @@ int cmd_keys(int argc, char **argv) {
     }
     json = true;
   }
-  if (optind < argc) {
-    fprintf(stderr, "rd2h keys: \"%s\" is not understood; see rd2h keys --help\n", argv[optind]);
+  const char *file = optind < argc ? argv[optind] : NULL;
+  if (optind + 1 < argc) {
+    fprintf(stderr, "rd2h keys: \"%s\" is one word too many; see rd2h keys --help\n", argv[optind + 1]);
     return EXIT_USAGE;
   }
   if (rd2h_keys_new(public_key, secret_key, &err)) {
     fprintf(stderr, "rd2h keys: %s\n", err.text);
     return EXIT_FAILED;
+  }
+  if (file && !write_pair(file, public_key, secret_key))
+    return EXIT_FAILED;
+  if (file) {
+    printf(json ? "{\"public\": \"%s\", \"file\": \"%s\"}\n" : "public  %s\nsecret  in %s\n", public_key, file);
+    return EXIT_OK;
   }
   printf(json ? "{\"public\": \"%s\", \"secret\": \"%s\"}\n" : "public  %s\nsecret  %s\n", public_key, secret_key);
   return EXIT_OK;
