@@ -26,7 +26,8 @@ def refuses(word, *args):
 
 def help_teaches():
     for args, word in (((), "bench"), (("bench",), "plan"), (("bench", "plan"), "--pattern"), (("bench", "decode"), "stat"),
-                       (("bench", "pair"), "ROUTER"), (("bench", "read"), "--engine"), (("bench", "e2e"), "--compute"), (("bench", "peers"), "--requests")):
+                       (("bench", "pair"), "ROUTER"), (("bench", "read"), "--engine"), (("bench", "e2e"), "--compute"),
+                       (("bench", "peers"), "--requests")):
         done = run(*args, "--help")
         assert done.returncode == 0 and word in done.stdout and "usage:" in done.stdout, done
         assert done.stderr == "", done.stderr
