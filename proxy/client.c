@@ -85,6 +85,12 @@ static void on_timer(evutil_socket_t fd, short what, void *arg) {
     set_timer(call, call->end);
 }
 
+void rd2h_px_call_connecting(struct px_call *call) {
+  int64_t at = px_now() + call->client->limits.connect_ms;
+  call->state = PX_CALL_CONNECTING;
+  set_timer(call, call->end && call->end < at ? call->end : at);
+}
+
 /* ---- calls ---- */
 void rd2h_px_call_begin(struct px_call *call) {
   call->state = PX_CALL_ACTIVE;
@@ -128,8 +134,7 @@ struct px_call *rd2h_px_call(struct px_client *c, const struct px_request *r, co
     free(call);
     return NULL;
   }
-  int64_t now = px_now();
-  call->end = r->limit_ms ? now + r->limit_ms : 0;
+  call->end = r->limit_ms ? px_now() + r->limit_ms : 0;
   call->after = c->first;
   call->back = &c->first;
   if (c->first)
@@ -137,9 +142,7 @@ struct px_call *rd2h_px_call(struct px_client *c, const struct px_request *r, co
   c->first = call;
   c->open++;
   rd2h_px_peer_serve(call);
-  if (call->state == PX_CALL_CONNECTING && (!call->end || now + c->limits.connect_ms < call->end))
-    set_timer(call, now + c->limits.connect_ms);
-  else if (call->state != PX_CALL_ACTIVE && call->end)
+  if (call->state == PX_CALL_WAITING && call->end)
     set_timer(call, call->end);
   return call;
 }

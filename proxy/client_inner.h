@@ -76,6 +76,8 @@ struct px_client {
 void rd2h_px_call_finish(struct px_call *call, const char *error);
 /* The same, from the loop. */
 void rd2h_px_call_fail_later(struct px_call *call, const char *error);
+/* It is being connected, for connect_ms at most from now on. */
+void rd2h_px_call_connecting(struct px_call *call);
 /* Its connection stands: the request goes out. */
 void rd2h_px_call_begin(struct px_call *call);
 

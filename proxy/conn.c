@@ -153,6 +153,7 @@ static void read_kept(struct px_conn *c) {
     rd2h_px_free(&c->in);
   if (c->in.n == 0 && c->state == PX_IDLE)
     rd2h_px_conn_timer(c, c->server->limits.idle_ms);
+  rd2h_px_conn_count(c);
   rd2h_px_link_read(c->link, c->in.n < PIPELINE_BYTES);
 }
 
@@ -172,6 +173,8 @@ static void on_data(void *user, char *p, size_t n) {
   }
   if (c->in.failed)
     rd2h_px_conn_free(c);
+  else if (c->in.n)
+    rd2h_px_conn_count(c);
 }
 
 static void on_sent(void *user) {

@@ -239,7 +239,6 @@ static bool connect_next(struct px_call *call) {
   w->peer = p;
   w->call = call;
   call->wire = w;
-  call->state = PX_CALL_CONNECTING;
   p->wires++;
   return true;
 
@@ -251,10 +250,9 @@ fail:
 
 static void connect_first(struct px_call *call) {
   call->address = 0;
-  if (connect_next(call))
-    return;
-  call->state = PX_CALL_CONNECTING; /* it stands in no queue */
-  rd2h_px_call_fail_later(call, strerror(errno));
+  rd2h_px_call_connecting(call);
+  if (!connect_next(call))
+    rd2h_px_call_fail_later(call, strerror(errno));
 }
 
 /* ---- idle ones ---- */

@@ -12,7 +12,7 @@
 
 /* ---- books ---- */
 void rd2h_px_conn_count(struct px_conn *c) {
-  uint64_t now = c->body.room + c->in.room + rd2h_px_link_room(c->link);
+  uint64_t now = c->body.room + c->in.room + (rd2h_px_link_backlog(c->link) ? rd2h_px_link_room(c->link) : 0);
   c->server->buffered += now - c->counted;
   c->counted = now;
 }
