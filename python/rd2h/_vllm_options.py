@@ -80,6 +80,14 @@ OPTIONS = (
         "P",
         "wait before a layer is written until its readers have answered; auto: only where layers share storage",
     ),
+    Option(
+        "tcp_targets",
+        "text",
+        None,
+        (),
+        "D",
+        "addresses and networks that engine tcp may connect to, joined by +, or any; not set: the host that Prefill's session names",
+    ),
     _ms("handshake_ms", 10_000, 100, 10 * MINUTE, "P", "connect to a Decode rank and have the layout acknowledged"),
     _ms("hold_ms", 240_000, 100, DAY, "P", "longest wait for a reader's answer before it is given up"),
     _ms("liveness_ms", 5_000, 100, 10 * MINUTE, "P", "a process that is silent for so long is dead"),
@@ -151,6 +159,8 @@ def read(extra: dict[str, Any]) -> dict[str, Any]:
 def engine_spec(values: dict[str, Any], device: int | None) -> str:
     """The transfer engine with its options, as the C library takes it. device: the worker's NPU, where it has one."""
     name = values["transfer_backend"]
+    if name in ("auto", "tcp") and values["tcp_targets"]:
+        return f"{name},targets={values['tcp_targets']}"
     if name != "memfabric":
         return name
     at = "" if device is None else f",device={device}"

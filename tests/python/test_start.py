@@ -72,6 +72,11 @@ class Refused(unittest.TestCase):
                 with self.assertRaises(ValueError):
                     _vllm_options.read({**base, o.name: value})
 
+    def test_targets_reach_the_engine(self):
+        options = _vllm_options.read({"transfer_backend": "auto", "tcp_targets": "10.0.0.0/8+fd00::/8"})
+        self.assertEqual(_vllm_options.engine_spec(options, None), "auto,targets=10.0.0.0/8+fd00::/8")
+        self.assertEqual(_vllm_options.engine_spec({**options, "transfer_backend": "local"}, None), "local")
+
     def test_option_table(self):
         names = [o.name for o in _vllm_options.OPTIONS]
         self.assertEqual(len(names), len(set(names)))
