@@ -6,6 +6,7 @@
 
 #define DM_TEXT 320
 #define DM_MAX_SLOTS 4096u /* contributors of one request: pp_size * ratio */
+#define DM_MAX_EXTRA 16u   /* layers that only the peer has: a draft model has few, another model has more */
 #define DM_TOMB_ATTEMPTS 4u /* ended attempts remembered of one external id */
 
 /* While a request of a message is not decided, its `status` (final ones are <= 0) says how far it is. */

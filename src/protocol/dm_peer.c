@@ -67,6 +67,11 @@ static uint32_t find_layer(const struct rd2h_layout *l, struct rd2h_str name) {
 /* A layer that only the peer has, such as a draft model's: it is not pulled, and does not keep the others from being. */
 static int leave_out(struct rd2h_map **extra, struct rd2h_str name, char text[DM_TEXT]) {
   if (!*extra) *extra = rd2h_map_create();
+  if (*extra && rd2h_map_size(*extra) >= DM_MAX_EXTRA) {
+    snprintf(text, DM_TEXT, "Decode lacks more than %u of the layers that are named, such as %.*s: both sides need the same model",
+             DM_MAX_EXTRA, (int)(name.n > 200 ? 200 : name.n), name.p);
+    return RD2H_LAYOUT;
+  }
   if (*extra && rd2h_map_put(*extra, name.p, name.n, 0) == RD2H_OK) return RD2H_OK;
   snprintf(text, DM_TEXT, "out of memory");
   return RD2H_NOMEM;
@@ -81,7 +86,8 @@ static int build_links(const rd2h_dm *m, const struct rd2h_wire_meta *w, struct 
     struct rd2h_peer_layer pl = peer_layer(w, &w->layer[i]);
     uint32_t at = find_layer(l, pl.name);
     if (at == RD2H_INDEX_NONE) {
-      if (leave_out(extra, pl.name, text) != RD2H_OK) return RD2H_NOMEM;
+      int left = leave_out(extra, pl.name, text);
+      if (left != RD2H_OK) return left;
       continue;
     }
     if (link[at].n_parts) {

@@ -141,6 +141,20 @@ def more_layers(x: Stage) -> str:
     return f"{d.moved()} bytes"
 
 
+def another_model(x: Stage) -> str:
+    """So many layers more that this is no draft model beside the same one."""
+    target, source = x.new_area([PLAIN] * 2), x.new_area([PLAIN] * 20)
+    d = x.our_decode(target, queue_ms=400)
+    p = x.their_prefill(d, source)
+    requests = make_requests("req", [(16, 0, 0)], 1)
+    d.install(requests)
+    p.start(requests, 0)
+    errors = p.answers()
+    all_named(errors, "more than 16 of the layers", "same model")
+    assert d.ends(requests)[0][0].status
+    return errors[0]
+
+
 def two_stages_unknown(x: Stage) -> str:
     """Version 0 cannot say that it is one of two stages: its half of the layers must not pass for all."""
     d = x.our_decode(queue_ms=400)
@@ -607,6 +621,7 @@ HALVES = {"layers": (LIC8,) * 2, "pp": 2}
 OUR_DECODE: list[tuple[str, Callable, dict]] = [  # name, scenario, memory
     ("Y05 Decode has a layer more", fewer_layers, {}),
     ("Y05 Prefill has a layer more", more_layers, {}),
+    ("Prefill has 18 layers more", another_model, {"layers": (PLAIN,)}),
     ("reads fail", reads_fail, {}),
     ("S08 reads after the request was given up", late_reads, {}),
     ("ready before its destinations", not_installed_yet, {}),
