@@ -129,6 +129,7 @@ int rd2h_ucx_loop_start(rd2h_engine *e, struct rd2h_error *err) {
   int rc = pthread_create(&e->thread, NULL, loop, e);
   if (rc)
     return rd2h_fail(err, RD2H_LIMIT, "engine ucx: cannot start its thread: %s", strerror(rc));
+  pthread_setname_np(e->thread, e->prefill ? "rd2h-ucx-serve" : "rd2h-ucx-read");
   e->started = true;
   return RD2H_OK;
 }

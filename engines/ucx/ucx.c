@@ -2,6 +2,7 @@
 /* Engine ucx: reads by UCX, over RDMA, shared memory or TCP, whichever it finds best between the two. The table of the engine. */
 #include "engines/ucx/ucx.h"
 #include <dirent.h>
+#include <signal.h>
 #include <stdio.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -181,6 +182,7 @@ static int ucx_open(const struct rd2h_host *host, const struct rd2h_engine_opts 
                     struct rd2h_error *err) {
   struct options own = {0};
   int rc = RD2H_OK;
+  sigset_t all, old;
   (void)host;
   for (const char *const *p = o->options; p && *p && !rc; p++)
     rc = parse_option(*p, &own, err);
@@ -197,12 +199,15 @@ static int ucx_open(const struct rd2h_host *host, const struct rd2h_engine_opts 
   pthread_mutex_init(&e->lock, NULL);
   pthread_cond_init(&e->ordered, NULL);
   rd2h_ucx_self(&e->self);
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &old); /* of our thread and UCX's: signals are the application's */
   rc = rd2h_ucx_load(own.lib, &e->ucx, err);
   rc = rc ? rc : open_tables(e, err);
   rc = rc ? rc : open_context(e, &own, err);
   rc = rc ? rc : open_worker(e, err);
   rc = rc ? rc : open_descriptors(e, err);
   rc = rc ? rc : rd2h_ucx_loop_start(e, err);
+  pthread_sigmask(SIG_SETMASK, &old, NULL);
   if (rc) {
     ucx_close(e);
     return rc;
