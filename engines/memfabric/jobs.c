@@ -73,6 +73,6 @@ void rd2h_mf_reading(struct mf_session *s, bool on) {
   c->running += on ? 1u : -1u;
   if (on && !c->armed)
     set_timer(c, MF_SUSPECT_NS);
-  else if (!c->running && c->armed)
+  else if (!c->running && c->armed && !s->queue.head) /* between two reads it stays as it is */
     set_timer(c, 0);
 }

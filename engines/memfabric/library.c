@@ -2,6 +2,7 @@
 /* Finding, loading and checking the library. Once loaded it stays: unloading it ends in a double free of its own. */
 #include "engines/memfabric/memfabric.h"
 #include <dlfcn.h>
+#include <errno.h>
 #include <glob.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -149,10 +150,26 @@ static bool in_prefix(const char *prefix, char out[MF_PATH_MAX]) {
   return there;
 }
 
-/* The environment's folder, the Python package of the active environment or of the system, then whatever the loader finds. */
+/* PREFIX of a program PREFIX/bin/NAME: a Python's packages lie below it. As it was called, since in a virtual environment the file
+ * is a link; and as it is. */
+static bool beside_program(const char *program, char out[MF_PATH_MAX]) {
+  char prefix[MF_PATH_MAX + 4];
+  const char *slash = strrchr(program, '/');
+  if (!slash || slash - program >= (long)MF_PATH_MAX)
+    return false;
+  snprintf(prefix, sizeof prefix, "%.*s/..", (int)(slash - program), program);
+  return in_prefix(prefix, out);
+}
+
+/* The environment's folder, the Python package of the active environment, of this Python or of the system, then whatever the loader
+ * finds. */
 static void look_around(char out[MF_PATH_MAX]) {
   const char *folder = getenv(FOLDER_ENV), *venv = getenv("VIRTUAL_ENV");
-  if ((folder && file_in(folder, out)) || (venv && in_prefix(venv, out)) || in_prefix("/usr/local", out) || in_prefix("/usr", out))
+  char self[MF_PATH_MAX];
+  ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+  self[n > 0 ? n : 0] = 0;
+  if ((folder && file_in(folder, out)) || (venv && in_prefix(venv, out)) || beside_program(program_invocation_name, out) ||
+      beside_program(self, out) || in_prefix("/usr/local", out) || in_prefix("/usr", out))
     return;
   snprintf(out, MF_PATH_MAX, LIBRARY);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The engine beside the library's own batch read, between the same two processes, in turns: speed [ROUNDS]. One JSON line. */
-#include "engine/engine.h"
-#include "engines/memfabric/memfabric.h"
+/* The engine beside the library's own batch read, through the same transfer object, in turns: speed [ROUNDS]. A JSON line a shape. */
+#include "engine/face.h"
+#include "engines/memfabric/client.h"
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -97,7 +97,6 @@ static double median(double *v, uint32_t n) {
 
 int main(int argc, char **argv) {
   static struct load l;
-  struct mf_options mo;
   const struct mf_api *api;
   struct hello h;
   int pair[2];
@@ -111,19 +110,14 @@ int main(int argc, char **argv) {
   struct rd2h_engine_opts o = {.size = sizeof o, .options = options};
   rd2h_eng *e;
   rd2h_eng_peer *p;
-  void *object;
-  char id[MF_ID_MAX];
-  uint16_t port;
   uint8_t *dst = aligned_alloc(MF_PAGE, BYTES);
   memset(dst, 0, BYTES);
-  CHECK(!rd2h_eng_open("memfabric", &o, &e, &err) && !rd2h_mf_options(options, "127.0.0.1", &mo, &err) && !rd2h_mf_library(NULL, &api, &err));
+  CHECK(!rd2h_eng_open("memfabric", &o, &e, &err) && !rd2h_mf_library(NULL, &api, &err));
   struct rd2h_blob at = {(const uint8_t *)h.session, (uint32_t)strlen(h.session)};
   CHECK(!rd2h_eng_connect(e, at, (struct rd2h_blob){0}, 1, &p, &err));
   load_set(&l, &shapes[1], dst, h.base);
   ours(e, p, &l);
-  int fd = rd2h_mf_hold_port("127.0.0.1", &port);
-  rd2h_mf_id("127.0.0.1", port, id);
-  CHECK(!rd2h_mf_create(api, &mo, MF_RECEIVER, h.session, id, &object, &err));
+  void *object = p->peer->session->object;
   for (uint32_t s = 0; s < RD2H_COUNT(shapes); s++) {
     double a[ROUNDS_MAX], b[ROUNDS_MAX], ratio[ROUNDS_MAX];
     load_set(&l, &shapes[s], dst, h.base);
@@ -139,8 +133,6 @@ int main(int argc, char **argv) {
            median(b, rounds), median(ratio, rounds));
     fflush(stdout);
   }
-  api->destroy(object, 0);
-  close(fd);
   rd2h_eng_disconnect(e, p);
   rd2h_eng_close(e);
   kill(pid, SIGKILL);
