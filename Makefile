@@ -21,7 +21,7 @@ build: ## library and rd2h program, optimised, in build/
 check: setup ## everything that is tested; ends with "N passed, N failed"
 	@.venv/bin/python scripts/check.py $(SUITES)
 
-demo: build ## see it work: two processes in C, then two vLLM engines
+demo: build ## see it work: two processes in C, two vLLM engines, two vLLM servers behind rd2h-proxy
 	@scripts/demo.sh
 
 e2e: setup ## two vLLM engines, every model and scenario; table in build/e2e.json

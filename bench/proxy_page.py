@@ -79,8 +79,8 @@ last two rows have 64 events at the pace of tokens; there the latency is what co
     out += f"""
 ![CPU time and latency beside the reference's](img/proxy-cost.svg)
 
-{s['streams']:,} streams at once: {s['failed']} failed, {s['kib_a_stream']} KiB of resident memory each (the tests hold it below 40, with TLS
-below 100, and see that nothing grows with the number of requests served).
+{s['streams']:,} streams at once: {s['failed']} failed, {s['kib_a_stream']} KiB of resident memory each (the tests hold it below
+40, with TLS below 100, and see that nothing grows with the number of requests served).
 
 ## What each makes of faults
 

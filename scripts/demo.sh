@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# What rd2h does, to look at: first in C alone, then with two real vLLM engines.
+# What rd2h does, to look at: first in C alone, then with two real vLLM engines, then over HTTP.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ -t 1 ]; then bold=$'\033[1m' plain=$'\033[0m'; else bold='' plain=''; fi
@@ -14,3 +14,6 @@ build/rd2h demo --model glm-5 --layers 12 --prefill-tp 3 --prefill-pp 2 --decode
 title "2. Two vLLM engines: Prefill computes the prompt, Decode pulls its KV cache and generates"
 scripts/setup_vllm.sh
 .venv-vllm/bin/python tests/e2e/demo.py
+
+title "3. The same over HTTP: two vLLM servers, rd2h-proxy in front of them"
+.venv-vllm/bin/python tests/e2e/demo_http.py

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -63,6 +64,7 @@ def main() -> int:
     a = ask.parse_args()
     logs = ROOT / "build/demo-logs"
     logs.mkdir(parents=True, exist_ok=True)
+    os.environ["PYTHONWARNINGS"] = "ignore:resource_tracker"  # servers that are told to end leave things that it cleans up
     tiny.ensure(a.models, [MODELS["dsv32"].folder])
     with progress("starting two vLLM servers and rd2h-proxy"):
         system = System(a.models / MODELS["dsv32"].folder, a.proxy, logs, (1, 1))
