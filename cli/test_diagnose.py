@@ -178,8 +178,8 @@ def the_whole_path_by_ucx():
     if not UCX.exists():
         return "no UCX that can be used is here (scripts/setup_ucx.sh)"
     for engine in ("ucx", "ucx,tls=tcp"):
-        done = run("demo", "--engine", engine, "--layers", 2, "--requests", 2, "--prompt-tokens", 200, "--block-tokens", 16, "--prefill-tp", 2,
-                   "--decode-tp", 2, "--json")
+        done = run("demo", "--engine", engine, "--layers", 2, "--requests", 2, "--prompt-tokens", 200, "--block-tokens", 16,
+                   "--prefill-tp", 2, "--decode-tp", 2, "--json")
         found = json.loads(done.out)
         assert done.status == 0 and found["ok"] and found["moved_bytes"] == found["oracle_bytes"] > 0, done
 
@@ -368,11 +368,12 @@ def doctor_of_bad_libraries():
         assert ucx["state"] == "missing" and all(w in ucx["text"] for w in words), ucx
 
 
-CASES = [pd_read_help_teaches, pd_read_refuses_bad_words, pd_read_by_local, pd_read_by_tcp_of_an_odd_size, pd_read_by_auto, pd_read_by_ucx,
-         the_whole_path_by_ucx, pd_read_sweeps_and_draws, nothing_listens, nobody_comes, port_taken, address_of_another_host, engines_differ, versions_differ,
-         strangers_at_the_control_port, a_stranger_instead_of_prefill, prefill_dies_in_mid_read, decode_dies_in_mid_read,
-         prefill_stands_still, hashes_differ, reading_is_refused, device_memory_is_not_served, pool_too_small, doctor_help_teaches,
-         doctor_as_table, doctor_as_json, doctor_of_one_engine, doctor_of_bad_libraries]
+CASES = [pd_read_help_teaches, pd_read_refuses_bad_words, pd_read_by_local, pd_read_by_tcp_of_an_odd_size, pd_read_by_auto,
+         pd_read_by_ucx, the_whole_path_by_ucx, pd_read_sweeps_and_draws, nothing_listens, nobody_comes, port_taken,
+         address_of_another_host, engines_differ, versions_differ, strangers_at_the_control_port, a_stranger_instead_of_prefill,
+         prefill_dies_in_mid_read, decode_dies_in_mid_read, prefill_stands_still, hashes_differ, reading_is_refused,
+         device_memory_is_not_served, pool_too_small, doctor_help_teaches, doctor_as_table, doctor_as_json, doctor_of_one_engine,
+         doctor_of_bad_libraries]
 print(f"1..{len(CASES)}")
 failed = 0
 for number, case in enumerate(CASES, 1):
