@@ -28,13 +28,16 @@ static void mend(uint8_t *p, uint32_t n) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-  uint8_t *copy = size >= SUM_AT + 4 && size < 1u << 16 ? rd2h_alloc(size) : NULL;
-  try(data, (uint32_t)size);
-  if (copy) {
-    memcpy(copy, data, size);
+  uint8_t *copy = rd2h_alloc(size ? size : 1); /* exact, so that a read behind its end shows */
+  if (!copy)
+    return 0;
+  memcpy(copy, data, size);
+  rd2h_mf_session_ok(copy, size);
+  try(copy, (uint32_t)size);
+  if (size >= SUM_AT + 4) {
     mend(copy, (uint32_t)size);
     try(copy, (uint32_t)size);
-    rd2h_free(copy);
   }
+  rd2h_free(copy);
   return 0;
 }
