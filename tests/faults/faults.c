@@ -2,6 +2,7 @@
 /* faults [--loops N] [--json FILE] [NAME...]: real processes, killed, stopped, started again, cut off, with engines that fail or are
  * slow. Every byte that Decode reports complete is compared; how long each fault kept somebody waiting is compared with the time
  * that was configured for it. TAP on standard output, a table behind it, rows as JSON. */
+#include "tests/faults/memory.h"
 #include "tests/faults/peers.h"
 #include "tests/faults/wire.h"
 #include <getopt.h>
@@ -243,6 +244,24 @@ static void slow_and_small(struct ctx *c) {
   peer_end(&d, 0);
 }
 
+static void memory_runs_out(struct ctx *c) {
+  uint32_t stride = c->loops >= 50 ? 1 : 7;
+  int how = MEMORY_COMPLETE;
+  c->row->rounds = 0;
+  for (uint64_t n = 1; how != MEMORY_ENOUGH; n += stride) {
+    uint64_t when = now_ns();
+    how = memory_short(n);
+    c->row->rounds += how != MEMORY_ENOUGH;
+    c->row->complete += how == MEMORY_COMPLETE;
+    c->row->failed += how == MEMORY_ENDED;
+    note_wait(c, when, now_ns());
+    if (how <= MEMORY_ENOUGH)
+      continue;
+    c->row->unfit++;
+    printf("# allocation %llu fails: its process ended with %d\n", (unsigned long long)n, how);
+  }
+}
+
 /* ---- the network ---- */
 static bool open_wire(struct ctx *c, struct wire *w, struct peer *p, struct peer *d) {
   if (!wire_open(w, 1)) {
@@ -330,11 +349,13 @@ static const struct fault {
     0, 0, 0, 0, 0, 0, 0, 0, ""}, every_16th_fails},
   {{"reads-slow", "reads of 2 s, 24 blocks, aborts under them", "blocks are free after the read, whole for the next request",
     "the read", SLOW_MS, 400, 0, 0, 0, 0, 0, 0, 0, ""}, slow_and_small},
+  {{"memory", "one allocation fails, each in turn", "the request is complete or ends; the next one is complete", "hold_ms and deadlines",
+    2000, 1000, 0, 0, 0, 0, 0, 0, 0, ""}, memory_runs_out},
   {{"loss", "2 % of packets lost in both ways", "complete or ended in time", "progress_ms + read_timeout_ms + liveness_ms",
     PROGRESS_MS + READ_MS + 1000, 500, 0, 0, 0, 0, 0, 0, 0, ""},
    lossy},
-  {{"partition", "network cut in a request", "ends on both sides; served again after it", "liveness_ms + read_timeout_ms",
-    1000 + READ_MS, 1500, 0, 0, 0, 0, 0, 0, 0, ""}, parted},
+  {{"partition", "network cut in a request", "ends on both sides; served again after it", "progress_ms", PROGRESS_MS, 600, 0, 0, 0, 0,
+    0, 0, 0, ""}, parted},
 };
 
 static bool good(const struct row *r) {
