@@ -118,17 +118,17 @@ def hanging_up() -> None:
 def large() -> None:
     with Bench() as b:
         ids = json.dumps({"model": "silent", "prompt": list(range(1_000_000))}).encode()
-        equal(b.send("POST", "/v1/completions", ids).status, 200)
+        equal(b.send("POST", "/v1/completions", ids, timeout=90).status, 200)
         equal(len(b.d[0].seen[-1].body["prompt"]), 1_000_000)
         big = json.dumps({"model": "silent", "prompt": "x" * (16 << 20)}).encode()
-        equal(b.send("POST", "/v1/completions", big).status, 200)
+        equal(b.send("POST", "/v1/completions", big, timeout=90).status, 200)
         chunked = b"".join(b"%x\r\n%s\r\n" % (len(big[i:i + 70001]), big[i:i + 70001]) for i in range(0, len(big), 70001)) + b"0\r\n\r\n"
-        c = b.connect().send(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked)
+        c = b.connect(90).send(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked)
         equal(c.answer().status, 200)
         c.close()
         equal(len(b.d[0].seen[-1].body["prompt"]), 16 << 20)
         slow = json.dumps({"model": "silent", "prompt": "y" * 200_000}).encode()
-        c = b.connect().send(b.request("POST", "/v1/completions", slow)[:-len(slow)])
+        c = b.connect(90).send(b.request("POST", "/v1/completions", slow)[:-len(slow)])
         for i in range(0, len(slow), 2048):
             c.send(slow[i:i + 2048])
             time.sleep(0.005)
