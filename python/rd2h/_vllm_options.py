@@ -4,6 +4,8 @@ and the table in the documentation all come from it. Run ``python -m rd2h._vllm_
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,11 +158,23 @@ def read(extra: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
+def ucx_library() -> str | None:
+    """libucp of the Python package libucx-cu12, where it is installed and RD2H_UCX_LIBRARY names no other."""
+    found = None if os.environ.get("RD2H_UCX_LIBRARY") else importlib.util.find_spec("libucx")
+    for folder in (found and found.submodule_search_locations) or ():
+        library = os.path.join(folder, "lib/libucp.so.0")
+        if os.path.exists(library) and "," not in library:
+            return library
+    return None
+
+
 def engine_spec(values: dict[str, Any], device: int | None) -> str:
     """The transfer engine with its options, as the C library takes it. device: the worker's NPU, where it has one."""
     name = values["transfer_backend"]
     if name in ("auto", "tcp") and values["tcp_targets"]:
         return f"{name},targets={values['tcp_targets']}"
+    if name == "ucx" and (library := ucx_library()):
+        return f"{name},lib={library}"
     if name != "memfabric":
         return name
     at = "" if device is None else f",device={device}"

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import inspect
+import os
+import sys
+import tempfile
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -76,6 +79,18 @@ class Refused(unittest.TestCase):
         options = _vllm_options.read({"transfer_backend": "auto", "tcp_targets": "10.0.0.0/8+fd00::/8"})
         self.assertEqual(_vllm_options.engine_spec(options, None), "auto,targets=10.0.0.0/8+fd00::/8")
         self.assertEqual(_vllm_options.engine_spec({**options, "transfer_backend": "local"}, None), "local")
+
+    def test_ucx_of_the_python_package_is_found(self):
+        values = {"transfer_backend": "ucx", "tcp_targets": None}
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(sys, "path", [folder, *sys.path]):
+            library = Path(folder, "libucx/lib/libucp.so.0")
+            library.parent.mkdir(parents=True)
+            Path(folder, "libucx/__init__.py").touch()
+            self.assertEqual(_vllm_options.engine_spec(values, None), "ucx")
+            library.touch()
+            self.assertEqual(_vllm_options.engine_spec(values, None), f"ucx,lib={library}")
+            with mock.patch.dict(os.environ, {"RD2H_UCX_LIBRARY": "/other/libucp.so.0"}):
+                self.assertEqual(_vllm_options.engine_spec(values, None), "ucx")
 
     def test_option_table(self):
         names = [o.name for o in _vllm_options.OPTIONS]
