@@ -73,7 +73,7 @@ bool rd2h_px_sse_feed(struct px_sse *s, struct px_span in, px_sse_fn *fn, void *
 }
 
 struct px_span rd2h_px_sse_rest(const struct px_sse *s) {
-  return (struct px_span){s->part.p + s->used, s->part.n - s->used};
+  return s->part.n ? (struct px_span){s->part.p + s->used, s->part.n - s->used} : (struct px_span){NULL, 0};
 }
 
 void rd2h_px_sse_free(struct px_sse *s) {
