@@ -29,6 +29,9 @@ struct config { /* of version 1.3; the others end before */
 #endif
 
 static struct standin now;
+/* Several sessions read at once, and the test changes things meanwhile. */
+#define GET(field) __atomic_load_n(&(field), __ATOMIC_RELAXED)
+#define SET(field, value) __atomic_store_n(&(field), value, __ATOMIC_RELAXED)
 
 API struct standin *standin_state(void);
 API struct standin *standin_state(void) {
@@ -129,21 +132,25 @@ DECLARED(int32_t, smem_trans_deregister_mem, void *object, void *base) {
 #if STANDIN_ABI
 DECLARED(int32_t, smem_trans_batch_read, void *object, void **local, const char *id, const void **remote, size_t *len, uint32_t n,
          uint32_t flags) {
-  struct timespec pause = {now.hang_ms / 1000, (long)(now.hang_ms % 1000) * 1000000};
+  uint32_t ms = GET(now.hang_ms), unseen = GET(now.invisible);
+  struct timespec pause = {ms / 1000, (long)(ms % 1000) * 1000000};
   if (!object || !id || !n || flags)
     return INVALID;
-  now.reads++;
-  now.local = local;
-  now.len = (const uint64_t *)len;
+  __atomic_add_fetch(&now.reads, 1, __ATOMIC_RELAXED);
+  SET(now.local, local);
+  SET(now.len, (const uint64_t *)len);
   nanosleep(&pause, NULL);
-  if (now.invisible && now.invisible--)
+  if (unseen) {
+    SET(now.invisible, unseen - 1);
     return INVALID;
-  for (uint32_t i = 0; i < n && !now.read_code; i++) {
+  }
+  int32_t code = GET(now.read_code);
+  for (uint32_t i = 0; i < n && !code; i++) {
     if (!len[i])
       return INVALID;
     memcpy(local[i], remote[i], len[i]);
-    now.descriptors++;
+    __atomic_add_fetch(&now.descriptors, 1, __ATOMIC_RELAXED);
   }
-  return now.read_code;
+  return code;
 }
 #endif

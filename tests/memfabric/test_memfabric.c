@@ -17,6 +17,7 @@
 
 #define WAIT_MS 10000
 #define BYTES (64u << 10)
+#define SET(field, value) __atomic_store_n(&(field), value, __ATOMIC_RELAXED)
 
 /* ---- pure parts ---- */
 static void ranges_that_touch_become_one(void **state) {
@@ -283,11 +284,11 @@ static void a_late_link_is_waited_for(void **state) {
   const char *why;
   (void)state;
   bench_open(&b, "13", NULL);
-  b.lib->invisible = 3;
+  SET(b.lib->invisible, 3);
   load_set(&l, &b, 1, 1, 100);
   assert_int_equal(read_now(&b, 0, &l, &why).status, RD2H_OK);
   assert_int_equal(b.lib->reads, 4);
-  b.lib->invisible = 1; /* later it is a mistake */
+  SET(b.lib->invisible, 1); /* later it is a mistake */
   assert_int_equal(read_now(&b, 0, &l, &why).status, RD2H_RANGE);
   bench_close(&b);
 }
@@ -301,7 +302,7 @@ static void codes_in_errors(void **state) {
   bench_open(&b, "13", NULL);
   for (size_t i = 0; i < RD2H_COUNT(codes); i++) {
     char name[64];
-    b.lib->read_code = codes[i];
+    SET(b.lib->read_code, codes[i]);
     load_set(&l, &b, i, 2, 100);
     assert_int_equal(read_now(&b, 0, &l, &why).status, RD2H_IO);
     snprintf(name, sizeof name, "%s", rd2h_mf_code(codes[i]));
@@ -310,7 +311,7 @@ static void codes_in_errors(void **state) {
     assert_non_null(strstr(why, "said by the library"));
     assert_null(strchr(why, '\n'));
   }
-  b.lib->read_code = 0; /* each got a new object */
+  SET(b.lib->read_code, 0); /* each got a new object */
   assert_int_equal(read_now(&b, 0, &l, &why).status, RD2H_OK);
   bench_close(&b);
 }
@@ -359,18 +360,18 @@ static void a_session_that_hangs(void **state) {
   load_set(&waits, &b, 2, 1, 100);
   load_set(&other, &b, 3, 1, 100);
   assert_int_equal(read_now(&b, 0, &slow, &why).status, RD2H_OK);
-  b.lib->hang_ms = 2500;
-  b.lib->read_code = -1;
+  SET(b.lib->hang_ms, 2500);
+  SET(b.lib->read_code, -1);
   assert_int_equal(rd2h_eng_submit(b.e, b.p[0].peer, &slow.b), RD2H_OK);
   assert_int_equal(rd2h_eng_submit(b.e, b.p[0].peer, &waits.b), RD2H_OK);
   struct rd2h_completion c = next(b.e, &why);
   assert_int_equal(c.id, 2);
   assert_int_equal(c.status, RD2H_TIMEOUT);
   assert_int_equal(rd2h_eng_submit(b.e, b.p[0].peer, &waits.b), RD2H_TIMEOUT);
-  b.lib->hang_ms = 0;
-  b.lib->read_code = 0;
+  SET(b.lib->hang_ms, 0);
+  SET(b.lib->read_code, 0);
   assert_int_equal(read_now(&b, 1, &other, &why).id, 3);
-  b.lib->read_code = -1;
+  SET(b.lib->read_code, -1);
   c = next(b.e, &why);
   assert_int_equal(c.id, 1);
   assert_int_equal(c.status, RD2H_TIMEOUT);
@@ -388,7 +389,7 @@ static void a_peer_that_is_gone(void **state) {
   load_set(&l, &b, 1, 1, 100);
   assert_int_equal(read_now(&b, 0, &l, &why).status, RD2H_OK);
   shutdown(b.p[0].store, SHUT_RDWR);
-  b.lib->read_code = -1;
+  SET(b.lib->read_code, -1);
   assert_int_equal(read_now(&b, 0, &l, &why).status, RD2H_PEER_LOST);
   assert_non_null(strstr(why, "has ended"));
   assert_int_equal(rd2h_eng_events(b.e, &ev, 1), 1);
