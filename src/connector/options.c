@@ -67,6 +67,14 @@ static int check_common(const char *role, const rd2h_layout *layout, const char 
   return RD2H_OK;
 }
 
+/* A read may take as long as the engine lets it, after a park: times below that end requests that only wait. */
+static void warn_times(const struct rd2h_decode_opts *o) {
+  uint64_t least = o->read_timeout_ms + o->park_ms;
+  if (o->progress_ms <= least)
+    RD2H_WARN("decode rank %u: progress_ms (%u) should be above read_timeout_ms + park_ms (%llu): a single slow read ends its request, "
+              "and Prefill's hold_ms should be above progress_ms", o->tp_rank, o->progress_ms, (unsigned long long)least);
+}
+
 int rd2h_decode_options(const struct rd2h_decode_opts *in, struct rd2h_decode_opts *o, struct rd2h_error *err) {
   static const char role[] = "Decode";
   int rc = copy(role, in, in->size, o, sizeof *o, err);
@@ -96,6 +104,7 @@ int rd2h_decode_options(const struct rd2h_decode_opts *in, struct rd2h_decode_op
   if (o->read_timeout_ms > HOUR_MS)
     return rd2h_fail(err, RD2H_INVALID, "Decode: read_timeout_ms is %llu, at most %u are possible",
                      (unsigned long long)o->read_timeout_ms, HOUR_MS);
+  warn_times(o);
   rc = check_text(role, "bind_host", o->bind_host, err);
   return rc ? rc : rd2h_curve_check_server(o->curve_secret, o->curve_allow, err);
 }

@@ -95,6 +95,31 @@ static void D10_T01_port_in_use(void **state) {
   rd2h_decode_destroy(d);
 }
 
+static char heard[256];
+static void hear(void *user, int level, const char *line) {
+  (void)user;
+  if (level == RD2H_LOG_WARN)
+    snprintf(heard, sizeof heard, "%s", line);
+}
+
+static void times_in_the_wrong_order(void **state) {
+  (void)state;
+  struct rd2h_error err = {0};
+  for (uint32_t i = 0; i < 2; i++) {
+    struct rd2h_decode_opts o = decode_opts();
+    rd2h_decode *d;
+    o.read_timeout_ms = 5000;
+    o.park_ms = 1000;
+    o.progress_ms = 6000 + i;
+    heard[0] = 0;
+    rd2h_log_set(hear, NULL, RD2H_LOG_WARN);
+    RIG_OK(rd2h_decode_create(&o, &d, &err), &err);
+    rd2h_log_set(NULL, NULL, RD2H_LOG_WARN);
+    rd2h_decode_destroy(d);
+    assert_true(i ? !heard[0] : strstr(heard, "progress_ms (6000) should be above read_timeout_ms + park_ms (6000)") != NULL);
+  }
+}
+
 /* A caller built with older headers: what it does not know has its default. */
 static void shorter_options(void **state) {
   (void)state;
@@ -191,6 +216,7 @@ static void out_of_memory(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(bad_decode_options), cmocka_unit_test(bad_prefill_options), cmocka_unit_test(D10_T01_port_in_use),
+      cmocka_unit_test(times_in_the_wrong_order),
       cmocka_unit_test(shorter_options),    cmocka_unit_test(bad_grants),          cmocka_unit_test(bad_step_bytes),
       cmocka_unit_test(out_of_memory),
   };
