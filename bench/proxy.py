@@ -75,10 +75,11 @@ class Proxy:
 def reference_command() -> list:
     """Its requirements in a virtual environment of their own; its source as packed, unmodified."""
     venv = peers.FOLDER / "venv-proxy"
-    python = Path(os.environ.get("REFERENCE_PROXY_PYTHON", venv / "bin/python"))
-    if not python.exists():
-        peers.run([sys.executable, "-m", "venv", venv])
+    python, whole = Path(os.environ.get("REFERENCE_PROXY_PYTHON", venv / "bin/python")), venv / "whole.stamp"
+    if "REFERENCE_PROXY_PYTHON" not in os.environ and not whole.exists():
+        peers.run([sys.executable, "-m", "venv", "--clear", venv])
         peers.run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *REFERENCE_PACKAGES])
+        whole.touch()
     source = os.environ.get("REFERENCE_SRC")
     if not source:
         peers.run(["scripts/setup_reference.sh", "build-reference", peers.REFERENCE], seconds=900)
@@ -148,8 +149,11 @@ def main() -> int:
     begin, proxies = os.getloadavg(), {}
     with Load(a.proxy.parent / "proxy-load", prefix(CPUS[-1])) as engines:
         try:
-            for who, command in commands.items():
-                proxies[who] = Proxy(command, [engines.prefill], [engines.decode], quiet[who])
+            proxies["rd2h"] = Proxy(commands["rd2h"], [engines.prefill], [engines.decode], quiet["rd2h"])
+            if reference:
+                started = peers.attempt("the reference's proxy", lambda: Proxy(reference, [engines.prefill], [engines.decode]))
+                proxies |= {"reference": started} if started else {}
+                commands = {who: commands[who] for who in proxies}
             print(f"\n{'':<32}{'CPU ms a request':>20}{'':>7}{'p99 ms':>22}\n{'load':<24}{'clients':>8}{'rd2h':>10}{'reference':>10}"
                   f"{'times':>7}{'rd2h':>12}{'reference':>10}{'times':>7}")
             rows = compare(engines, proxies, a.rounds)
