@@ -27,9 +27,10 @@ def keys(options: dict[str, Any], peers: str) -> dict[str, str | None]:
         return {}
     if not secret or not others:
         raise ValueError("kv_connector_extra_config: curve_secret_file and curve_peers_file belong together; set both or none")
+    found = {"curve_secret": _read("curve_secret_file", secret), peers: _read("curve_peers_file", others)}
     if os.stat(secret).st_mode & 0o077:
         logger.warning("rd2h: %s holds a secret key and can be read by others than its owner: chmod 600", secret)
-    return {"curve_secret": _read("curve_secret_file", secret), peers: _read("curve_peers_file", others)}
+    return found
 
 
 _shown: weakref.WeakSet[Any] = weakref.WeakSet()  # ranks of this process whose state is asked for

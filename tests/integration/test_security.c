@@ -72,6 +72,18 @@ static void listed_keys_are_served(void **state) {
   close_sides(&x);
 }
 
+static void throw_bytes(uint16_t port, const void *p, size_t n) {
+  struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+  int fd = socket(AF_INET, SOCK_STREAM, 0);
+  char back[256];
+  assert_int_equal(connect(fd, (void *)&a, sizeof a), 0);
+  assert_true(send(fd, p, n, MSG_NOSIGNAL) > 0);
+  shutdown(fd, SHUT_WR);
+  while (recv(fd, back, sizeof back, 0) > 0)
+    ;
+  close(fd);
+}
+
 static void others_are_refused(void **state) {
   (void)state;
   struct sides x;
@@ -84,7 +96,11 @@ static void others_are_refused(void **state) {
   assert_int_not_equal(run(&x, NULL, NULL, "plain"), RD2H_OK);
   assert_int_not_equal(run(&x, p_secret, other_public, "wrong server"), RD2H_OK);
   assert_int_not_equal(run(&x, p_secret, "192.0.2.7=0000000000000000000000000000000000000000", "no server"), RD2H_OK);
+  for (int i = 0; i < 5; i++) /* peers of the oldest protocol send without a greeting */
+    throw_bytes(rd2h_decode_port(x.d), "\x05\0abcd\x05\0efgh", 12);
   assert_int_equal(run(&x, p_secret, d_public, "listed"), RD2H_OK); /* and nobody else is disturbed */
+  rig_decode_stats(x.d, &st);
+  assert_int_equal(st.malformed, 0);
   close_sides(&x);
   open_sides(&x, NULL, NULL);
   assert_int_not_equal(run(&x, p_secret, d_public, "keys for a plain one"), RD2H_OK); /* no falling back */
@@ -135,18 +151,6 @@ static uint32_t listening(uint16_t port, bool *at_loopback) {
   }
   closedir(dir);
   return n;
-}
-
-static void throw_bytes(uint16_t port, const void *p, size_t n) {
-  struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-  int fd = socket(AF_INET, SOCK_STREAM, 0);
-  char back[256];
-  assert_int_equal(connect(fd, (void *)&a, sizeof a), 0);
-  assert_true(send(fd, p, n, MSG_NOSIGNAL) > 0);
-  shutdown(fd, SHUT_WR);
-  while (recv(fd, back, sizeof back, 0) > 0)
-    ;
-  close(fd);
 }
 
 static void Z01_garbage_at_the_only_port(void **state) {

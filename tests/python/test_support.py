@@ -49,7 +49,8 @@ class Keys(Law):
         secret = keys_new()[1]
         for extra, word in (
             ({"curve_secret_file": "/nowhere/key"}, "belong together"),
-            ({"curve_secret_file": self.file("s", secret), "curve_peers_file": "/nowhere/keys"}, "cannot be read"),
+            ({"curve_secret_file": self.file("s", secret), "curve_peers_file": "/nowhere/keys"}, "curve_peers_file: .* cannot be read"),
+            ({"curve_secret_file": "/nowhere/key", "curve_peers_file": self.file("p", "*")}, "curve_secret_file: .* cannot be read"),
         ):
             options = _vllm_options.read({"transfer_backend": "local"} | extra)
             with self.assertRaisesRegex(ValueError, word):
