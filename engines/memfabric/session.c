@@ -17,7 +17,7 @@
 
 pthread_mutex_t rd2h_mf_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t rd2h_mf_ended;
-static uint32_t n_objects, n_threads;
+static uint32_t n_objects, n_threads, n_ending; /* ending: threads whose session nobody wants any more */
 static bool exiting, gate;
 static struct mf_session *threads; /* sessions that have one */
 
@@ -110,15 +110,15 @@ static int make_object(struct mf_session *s, const struct mf_options *o, const c
   return rc;
 }
 
-/* Waits until no thread is in the library any more, at most so long. The lock is held. */
-static bool wait_threads(uint32_t seconds) {
+/* Waits until so many threads are none, at most so long. The lock is held. */
+static bool wait_threads(const uint32_t *n, uint32_t seconds) {
   struct timespec until;
   int late = 0;
   clock_gettime(CLOCK_MONOTONIC, &until);
   until.tv_sec += seconds;
-  while (n_threads && !late)
+  while (*n && !late)
     late = pthread_cond_timedwait(&rd2h_mf_ended, &rd2h_mf_lock, &until);
-  return !n_threads;
+  return !*n;
 }
 
 /* The library's own clean-up at exit meets its own threads, which still look for a store that is gone, and ends in a fault; and with a
@@ -130,7 +130,7 @@ static void at_exit(int status, void *unused) {
   pthread_cond_broadcast(&rd2h_mf_ended);
   for (struct mf_session *s = threads; s; s = s->next_thread)
     pthread_cond_signal(&s->work);
-  if (!wait_threads(EXIT_S))
+  if (!wait_threads(&n_threads, EXIT_S))
     RD2H_WARN("engine memfabric: %u transfer objects are not down after %d s, the process ends with them", n_threads, EXIT_S);
   fflush(NULL);
   _exit(status);
@@ -145,7 +145,7 @@ static void hook_exit(bool *hooked) {
 
 void rd2h_mf_sessions_end(void) {
   bool again = false;
-  if (!wait_threads(CLOSE_S))
+  if (!wait_threads(&n_ending, CLOSE_S))
     hook_exit(&again);
 }
 
@@ -285,6 +285,7 @@ static void *thread_main(void *arg) {
   *p = s->next_thread;
   s->threaded = false;
   n_threads--;
+  n_ending -= orphan;
   pthread_cond_broadcast(&rd2h_mf_ended);
   pthread_mutex_unlock(&rd2h_mf_lock);
   if (orphan) {
@@ -342,6 +343,7 @@ void rd2h_mf_session_drop(struct mf_session *s) {
   *p = s->next;
   s->client = NULL;
   if (s->threaded) {
+    n_ending++;
     pthread_cond_signal(&s->work);
     return;
   }

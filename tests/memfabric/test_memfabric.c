@@ -379,6 +379,23 @@ static void a_session_that_hangs(void **state) {
   bench_close(&b);
 }
 
+static void closing_waits_for_no_other_engine(void **state) {
+  struct rd2h_error err;
+  struct bench b;
+  struct load l;
+  const char *why;
+  rd2h_eng *second;
+  (void)state;
+  bench_open(&b, "13", NULL);
+  load_set(&l, &b, 1, 1, 100);
+  assert_int_equal(read_now(&b, 0, &l, &why).status, RD2H_OK);
+  assert_int_equal(open_with(library("13"), NULL, false, &second, &err), RD2H_OK);
+  uint64_t begin = rd2h_now_ns();
+  rd2h_eng_close(second);
+  assert_true(rd2h_now_ns() - begin < 5000 * RD2H_MS);
+  bench_close(&b);
+}
+
 static void a_peer_that_is_gone(void **state) {
   struct bench b;
   struct load l;
@@ -489,7 +506,7 @@ int main(void) {
     cmocka_unit_test(prefill_registers_merged_areas), cmocka_unit_test(older_libraries), cmocka_unit_test(arrays_are_not_copied),
     cmocka_unit_test(configuration), cmocka_unit_test(a_late_link_is_waited_for), cmocka_unit_test(codes_in_errors),
     cmocka_unit_test(no_object_can_be_made), cmocka_unit_test(objects_are_bounded), cmocka_unit_test(a_session_that_hangs),
-    cmocka_unit_test(a_peer_that_is_gone), cmocka_unit_test(store_tls_where_it_works),
+    cmocka_unit_test(closing_waits_for_no_other_engine), cmocka_unit_test(a_peer_that_is_gone), cmocka_unit_test(store_tls_where_it_works),
   };
   return cmocka_run_group_tests_name("memfabric", cases, NULL, NULL);
 }
