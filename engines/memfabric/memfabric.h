@@ -26,7 +26,7 @@ struct mf_config {
   uint8_t tls[1796]; /* zero: off */
 };
 enum { MF_SENDER = 1, MF_RECEIVER = 2 };
-enum { MF_OK = 0, MF_ERROR = -1, MF_INVALID = -2000 };
+enum { MF_OK = 0, MF_ERROR = -1, MF_NO_OPERATOR = -2, MF_INVALID = -2000 };
 
 struct mf_abi {
   const char *name;

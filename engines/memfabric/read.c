@@ -23,11 +23,16 @@ static bool stopped(const struct mf_read *r) {
   return __atomic_load_n(r->stop, __ATOMIC_RELAXED);
 }
 
-/* A new object's first reads may come before its link or the peer's registrations are there: the library then knows neither. */
+/* A new object's first reads may come before its link or the peer's registrations are there: the library then does not know the peer,
+ * or its address. */
+static bool unseen(int32_t code) {
+  return code == MF_INVALID || code == MF_NO_OPERATOR;
+}
+
 static int32_t call_until_visible(struct mf_read *r, void **local, const void **remote, size_t *len, uint32_t n) {
   uint64_t until = rd2h_now_ns() + VISIBLE_NS;
   int32_t code;
-  while ((code = call(r, local, remote, len, n)) == MF_INVALID && r->fresh && !stopped(r) && rd2h_now_ns() < until)
+  while (unseen(code = call(r, local, remote, len, n)) && r->fresh && !stopped(r) && rd2h_now_ns() < until)
     nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
   return code;
 }

@@ -142,7 +142,7 @@ DECLARED(int32_t, smem_trans_batch_read, void *object, void **local, const char 
   nanosleep(&pause, NULL);
   if (unseen) {
     SET(now.invisible, unseen - 1);
-    return INVALID;
+    return unseen % 2 ? INVALID : -2;
   }
   int32_t code = GET(now.read_code);
   for (uint32_t i = 0; i < n && !code; i++) {
