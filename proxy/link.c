@@ -115,11 +115,6 @@ static bool is_there(struct px_link *l) {
   return there;
 }
 
-void rd2h_px_link_give(struct px_link *l, const struct px_link_events *events, void *user) {
-  l->events = events;
-  l->user = user;
-}
-
 /* ---- out ---- */
 size_t rd2h_px_link_backlog(const struct px_link *l) {
   return l->out.n - l->out_at + l->lent.n;

@@ -40,6 +40,4 @@ size_t rd2h_px_link_room(const struct px_link *l);
 void rd2h_px_link_read(struct px_link *l, bool on);
 /* Nothing is sent any more, once all has been. */
 void rd2h_px_link_shut(struct px_link *l);
-/* Further events go to another user. */
-void rd2h_px_link_give(struct px_link *l, const struct px_link_events *events, void *user);
 #endif
