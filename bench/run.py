@@ -223,13 +223,16 @@ def e2e(rd2h: Path, rounds: int) -> list[dict]:
     out = []
     for name, words in (("local, foreign memory", []), ("local, shared mapping", ["--shared"]), ("tcp", ["--engine", "tcp"])):
         say(f"a prompt from end to end, {name}")
-        out.append({"way": name, **json.loads(run([rd2h, "bench", "e2e", "--json", "--runs", 2 * rounds + 1, *words]))})
+        row = attempt(f"a prompt from end to end, {name}",
+                      lambda w=words: json.loads(run([rd2h, "bench", "e2e", "--json", "--runs", 2 * rounds + 1, *w])))
+        out += [{"way": name, **row}] if row else []
     return out
 
 
-def peers(rd2h: Path, rounds: int, small: bool) -> dict:
+def peers(rd2h: Path, rounds: int, small: bool) -> dict | None:
     say("very many Prefill ranks")
-    return json.loads(run([rd2h, "bench", "peers", "--json", "--runs", min(rounds, 2 if small else 5)], seconds=1200))
+    return attempt("very many Prefill ranks",
+                   lambda: json.loads(run([rd2h, "bench", "peers", "--json", "--runs", min(rounds, 2 if small else 5)], seconds=1200)))
 
 
 def ucx(have: dict, rounds: int) -> list[dict]:

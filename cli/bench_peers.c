@@ -18,7 +18,7 @@
 #include <unistd.h>
 #include <zmq.h>
 
-#define WAIT_MS 60000
+#define WAIT_MS 240000
 #define RUNS_MAX 64u
 #define CHUNKS 17u /* of a prompt; the first one connects and is not counted */
 #define CACHE 4000000u /* blocks */
