@@ -61,10 +61,10 @@ static void look_for_failures(rd2h_engine *e) {
 }
 
 static bool advance(rd2h_engine *e) {
-  uint64_t now = rd2h_now_ns();
+  e->now = rd2h_now_ns();
   for (rd2h_peer **at = &e->busy; *at;) {
     rd2h_peer *p = *at;
-    p->busy = rd2h_ucx_advance(e, p, now);
+    p->busy = rd2h_ucx_advance(e, p);
     if (p->busy)
       at = &p->next_busy;
     else

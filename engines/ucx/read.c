@@ -61,7 +61,7 @@ static void ended(rd2h_engine *e, struct ucx_get *g, ucx_status st) {
   p->open_bytes -= g->len;
   if (st == UCX_OK) {
     s->bytes += g->len;
-    p->landed_ns = 0; /* since the last look: rd2h_ucx_advance knows the time */
+    p->landed_ns = e->now;
   } else {
     get_failed(e, s, g->i, st);
   }
@@ -110,7 +110,7 @@ static bool all_posted(const struct ucx_slot *s) {
   return s->i == s->b->n;
 }
 
-static void post_one(rd2h_engine *e, struct ucx_slot *s, uint64_t now) {
+static void post_one(rd2h_engine *e, struct ucx_slot *s) {
   rd2h_peer *p = s->peer;
   const struct rd2h_batch *b = s->b;
   uint32_t r = remote_region(p, b, s->i);
@@ -130,7 +130,7 @@ static void post_one(rd2h_engine *e, struct ucx_slot *s, uint64_t now) {
   e->free_gets = g->next;
   e->n_free--;
   *g = (struct ucx_get){.slot = s, .i = s->i, .len = len};
-  p->landed_ns = p->open ? p->landed_ns : now;
+  p->landed_ns = p->open ? p->landed_ns : e->now;
   s->open++;
   p->open++;
   p->open_bytes += len;
@@ -148,7 +148,7 @@ static bool to_end(const struct ucx_slot *s) {
   return s->status || s->peer->lost || s->peer->failure || atomic_load_explicit(&s->cancel, memory_order_relaxed);
 }
 
-static void post(rd2h_engine *e, rd2h_peer *p, uint64_t now) {
+static void post(rd2h_engine *e, rd2h_peer *p) {
   for (struct ucx_slot *s = p->queue.head; s; s = s->next)
     while (!all_posted(s) && !to_end(s)) {
       if (!s->b->len[s->i]) {
@@ -157,7 +157,7 @@ static void post(rd2h_engine *e, rd2h_peer *p, uint64_t now) {
       }
       if (!e->free_gets || p->open > e->n_free || p->open >= UCX_GETS_PEER || (p->open && p->open_bytes >= UCX_BYTES_PEER))
         return;
-      post_one(e, s, now);
+      post_one(e, s);
     }
 }
 
@@ -203,8 +203,9 @@ static void conclude(struct ucx_slot *s) {
                           p->name);
 }
 
-static void check_time(rd2h_engine *e, struct ucx_slot *s, uint64_t now) {
+static void check_time(rd2h_engine *e, struct ucx_slot *s) {
   rd2h_peer *p = s->peer;
+  const uint64_t now = e->now;
   if (!s->status && now > s->submitted && now - s->submitted > e->timeout)
     s->status = rd2h_fail(s->err, RD2H_TIMEOUT, "engine ucx: the read of %s did not end within %llu ms; %llu of %llu bytes came",
                           p->name, (unsigned long long)(e->timeout / RD2H_MS), (unsigned long long)s->bytes,
@@ -214,11 +215,11 @@ static void check_time(rd2h_engine *e, struct ucx_slot *s, uint64_t now) {
 }
 
 /* Whatever landed came from the process that published it, if that is still there now. */
-static void check(rd2h_engine *e, rd2h_peer *p, uint64_t now) {
+static void check(rd2h_engine *e, rd2h_peer *p) {
   bool some = false;
   for (struct ucx_slot *s = p->queue.head; s; s = s->next) {
     some |= ready(s) && !s->status;
-    check_time(e, s, now);
+    check_time(e, s);
   }
   if (some && !p->lost && rd2h_ucx_peer_died(p))
     rd2h_ucx_peer_lose(e, p, "its process has ended");
@@ -237,13 +238,11 @@ static void sweep(rd2h_engine *e, rd2h_peer *p) {
   }
 }
 
-bool rd2h_ucx_advance(rd2h_engine *e, rd2h_peer *p, uint64_t now) {
-  if (p->open && !p->landed_ns)
-    p->landed_ns = now;
-  post(e, p, now);
+bool rd2h_ucx_advance(rd2h_engine *e, rd2h_peer *p) {
+  post(e, p);
   if (p->failure && !p->lost)
     rd2h_ucx_peer_lose(e, p, e->ucx->status_text((ucx_status)p->failure));
-  check(e, p, now);
+  check(e, p);
   sweep(e, p);
   return p->queue.head;
 }

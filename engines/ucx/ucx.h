@@ -100,7 +100,7 @@ struct rd2h_peer {
   uint32_t open;       /* gets under way */
   uint64_t open_bytes, landed_ns;
   bool busy;           /* on the list of those with a queue */
-  bool closing, lost;
+  bool lost;
   int failure;         /* what UCX's error handler was given */
   uint32_t taken;      /* slots; guarded by the lock */
   bool told;           /* down, to be told or told; guarded by the lock */
@@ -129,6 +129,7 @@ struct rd2h_engine {
   rd2h_peer *peers, *busy;
   struct ucx_get *free_gets;
   uint32_t n_free;
+  uint64_t now;              /* of the turn under way */
   struct ucx_region *region; /* UCX_REGIONS_MAX */
   uint32_t n_regions, hint;
   /* guarded by the lock */
@@ -169,7 +170,7 @@ void rd2h_ucx_list_push(struct ucx_list *, struct ucx_slot *);
 struct ucx_slot *rd2h_ucx_list_pop(struct ucx_list *);
 void rd2h_ucx_begin(rd2h_engine *, struct ucx_slot *);
 /* Posts what may be under way, ends what has ended; false: nothing is left of this peer. */
-bool rd2h_ucx_advance(rd2h_engine *, rd2h_peer *, uint64_t now);
+bool rd2h_ucx_advance(rd2h_engine *, rd2h_peer *);
 void rd2h_ucx_signal(rd2h_engine *); /* with the lock held: fd() follows the lists */
 
 extern const struct rd2h_engine_ops rd2h_engine_ucx;

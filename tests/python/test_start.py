@@ -82,7 +82,9 @@ class Refused(unittest.TestCase):
 
     def test_ucx_of_the_python_package_is_found(self):
         values = {"transfer_backend": "ucx", "tcp_targets": None}
-        with tempfile.TemporaryDirectory() as folder, mock.patch.object(sys, "path", [folder, *sys.path]):
+        with (tempfile.TemporaryDirectory() as folder, mock.patch.object(sys, "path", [folder, *sys.path]),
+              mock.patch.dict(os.environ)):
+            os.environ.pop("RD2H_UCX_LIBRARY", None)
             library = Path(folder, "libucx/lib/libucp.so.0")
             library.parent.mkdir(parents=True)
             Path(folder, "libucx/__init__.py").touch()
