@@ -2,7 +2,6 @@
 """What goes wrong between our ranks and the reference's: only what is concerned fails, and nobody is left waiting."""
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -518,7 +517,7 @@ def their_decode_hangs(x: Stage, **options) -> str:
     works.install([good])
     p.alloc([good], works)
     p.step(requests, 0)
-    hangs.ranks[0].signal(signal.SIGSTOP)
+    hangs.ranks[0].stop()
     start = time.monotonic()
     p.step(requests, 1)
     within(QUICK_S, start, "the gate")

@@ -166,8 +166,12 @@ def wait_layer(thread, slots: tuple[int, int]) -> str | None:
 
 
 # ---- processes ----
+PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
+
+
 def rank(path: str) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # one that was stopped must not stay when all others end
     line = Line(path)
     log = logging.getLogger("vllm")
     log.handlers[:] = [LogLines(line)]

@@ -75,8 +75,13 @@ class Peer:
         except AssertionError:
             return False
 
-    def signal(self, number: int) -> None:
-        os.kill(self.pid, number)
+    def stop(self) -> None:
+        """Returns when it stands still: each of its threads stops when it gets a core, and until then goes on."""
+        os.kill(self.pid, signal.SIGSTOP)
+        deadline = time.monotonic() + WAIT_S
+        while any(t.read_text().rpartition(") ")[2][0] != "T" for t in Path(f"/proc/{self.pid}/task").glob("*/stat")):
+            assert time.monotonic() < deadline, "a rank of the reference does not stop"
+            time.sleep(0.005)
 
     def kill(self) -> None:
         try:
