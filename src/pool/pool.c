@@ -324,6 +324,6 @@ bool rd2h_pool_orphaned(const rd2h_pool *p) {
 
 void rd2h_pool_info(const rd2h_pool *p, struct rd2h_pool_info *i) {
   *i = (struct rd2h_pool_info){.bytes = p->m.bytes, .page_bytes = p->m.page_bytes, .numa_nodes = p->m.numa_nodes,
-                               .locked = p->m.locked, .creator = p->pidfd < 0, .pinned = p->dev && strcmp(rd2h_dev_name(p->dev), "host"),
-                               .creator_pid = p->pid};
+                               .locked = p->m.locked, .creator = p->pidfd < 0, .creator_pid = p->pid,
+                               .pinned = p->dev && strcmp(rd2h_dev_name(p->dev), "host")};
 }
