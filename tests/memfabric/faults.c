@@ -273,7 +273,7 @@ static void peer_stopped_for_good(void **state) {
   other.peer = connect_to(l.eng, other.source.hello.session, other.source.hello.conn, other.source.hello.n);
   read_ok(&other, 3);
   kill(l.source.pid, SIGKILL);
-  struct rd2h_completion c = next(l.eng, &why, 2 * WAIT_MS);
+  struct rd2h_completion c = next(l.eng, &why, 4 * WAIT_MS);
   assert_int_equal(c.status, RD2H_TIMEOUT);
   assert_non_null(strstr(why, "the peer hangs"));
   rd2h_eng_disconnect(l.eng, other.peer);
