@@ -92,18 +92,21 @@ static int wait_completion(struct pd_read *r, struct rd2h_completion *c, struct 
   return RD2H_OK;
 }
 
-int pd_read_batch(struct pd_read *r, const struct pd_remote *remote, const struct rd2h_batch *b, struct rd2h_error *err) {
+int pd_read_batch(struct pd_read *r, struct pd_remote *remote, const struct rd2h_batch *b, struct rd2h_error *err) {
   struct rd2h_completion c = {0};
   int rc = rd2h_eng_submit(r->eng, remote->peer, b);
   if (rc)
     return rd2h_fail(err, rc, "engine %s does not take a read of %u pieces: %s", r->chosen, b->n, rd2h_status_text(rc));
   rc = wait_completion(r, &c, err);
-  if (rc)
+  if (rc) { /* the batch is the caller's again only behind the fence */
+    rd2h_eng_disconnect(r->eng, remote->peer);
+    remote->peer = NULL;
     return rc;
+  }
   return c.status ? rd2h_fail(err, c.status, "%s", rd2h_eng_last_error(r->eng, c.id)) : RD2H_OK;
 }
 
-static int read_all(struct pd_read *r, const struct pd_remote *remote, double *seconds, struct rd2h_error *err) {
+static int read_all(struct pd_read *r, struct pd_remote *remote, double *seconds, struct rd2h_error *err) {
   void *local[BATCH];
   uint64_t from[BATCH], len[BATCH], at = 0, begin = rd2h_now_ns();
   uint32_t cap = rd2h_eng_caps(r->eng)->max_desc;

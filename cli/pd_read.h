@@ -80,8 +80,8 @@ struct pd_remote {
   uint64_t base;
 };
 /* Reads one batch to its end. */
-int pd_read_batch(struct pd_read *, const struct pd_remote *, const struct rd2h_batch *, struct rd2h_error *);
-int pd_sweep(struct pd_read *, const struct pd_remote *, struct pd_row rows[PD_ROWS], uint32_t *n, struct rd2h_error *);
+int pd_read_batch(struct pd_read *, struct pd_remote *, const struct rd2h_batch *, struct rd2h_error *);
+int pd_sweep(struct pd_read *, struct pd_remote *, struct pd_row rows[PD_ROWS], uint32_t *n, struct rd2h_error *);
 void pd_sweep_table(const struct pd_row *, uint32_t n);
 int pd_plot(const char *path, const char *title, const struct pd_row *, uint32_t n, struct rd2h_error *);
 #endif

@@ -58,7 +58,7 @@ static int by_value(const void *a, const void *b) {
 }
 
 /* Batches of what the engine takes at once. */
-static int round_of(struct pd_read *r, const struct pd_remote *remote, const struct lists *l, uint64_t block, uint32_t n,
+static int round_of(struct pd_read *r, struct pd_remote *remote, const struct lists *l, uint64_t block, uint32_t n,
                     struct rd2h_error *err) {
   uint32_t cap = rd2h_eng_caps(r->eng)->max_desc;
   cap = cap ? cap : n;
@@ -75,7 +75,7 @@ static int round_of(struct pd_read *r, const struct pd_remote *remote, const str
 }
 
 /* The first round is compared and not counted; median of the others. */
-static int measure(struct pd_read *r, const struct pd_remote *remote, struct lists *l, const struct pd_row *row, bool scattered,
+static int measure(struct pd_read *r, struct pd_remote *remote, struct lists *l, const struct pd_row *row, bool scattered,
                    double *gb_s, struct rd2h_error *err) {
   uint32_t all = (uint32_t)(r->bytes / row->block), k = 0;
   double took[ROUNDS];
@@ -113,7 +113,7 @@ static uint32_t blocks_of(const struct pd_read *r, uint64_t block, double ns_a_b
 }
 
 /* One row; the time of a block is known from the one before, or from a few blocks first. */
-static int sweep_row(struct pd_read *r, const struct pd_remote *remote, struct lists *l, uint64_t block, const struct pd_row *before,
+static int sweep_row(struct pd_read *r, struct pd_remote *remote, struct lists *l, uint64_t block, const struct pd_row *before,
                      struct pd_row *row, struct rd2h_error *err) {
   int rc = RD2H_OK;
   *row = (struct pd_row){.block = block, .blocks = PROBE_BLOCKS < r->bytes / block ? PROBE_BLOCKS : 1};
@@ -127,7 +127,7 @@ static int sweep_row(struct pd_read *r, const struct pd_remote *remote, struct l
   return rc ? rc : measure(r, remote, l, row, true, &row->scattered, err);
 }
 
-int pd_sweep(struct pd_read *r, const struct pd_remote *remote, struct pd_row rows[PD_ROWS], uint32_t *n,
+int pd_sweep(struct pd_read *r, struct pd_remote *remote, struct pd_row rows[PD_ROWS], uint32_t *n,
              struct rd2h_error *err) {
   uint64_t all = r->bytes / BLOCK_MIN;
   struct lists l = {calloc(BLOCKS_MAX, sizeof *l.local), calloc(BLOCKS_MAX, sizeof *l.from), calloc(BLOCKS_MAX, sizeof *l.len),
