@@ -71,7 +71,7 @@ struct rd2h_decode_scheduler_opts {
   bool loose_ids;
   bool legacy_metaserver;      /* HTTP error answers count as delivered */
   uint32_t connect_timeout_ms; /* of one attempt; 0: 3000 */
-  uint32_t max_attempts;       /* connect and send errors only; 0: 5, backed off from 100 ms */
+  uint32_t max_attempts;       /* connect and send errors and 503 only; 0: 5, backed off from 100 ms, or by Retry-After */
   uint32_t answer_timeout_ms;  /* the answer may take as long as the request; 0: 600000 */
   uint32_t max_inflight;       /* rendezvous on the wire at once, more wait in order; 0: 4096 */
 };

@@ -134,7 +134,7 @@ OPTIONS = (
     Option("dump_signal", "choice", "none", ("none", "SIGUSR1", "SIGUSR2"), "both", "a worker logs its state at this signal"),
     Option("legacy_metaserver", "bool", False, (), "D", "an HTTP error of the metaserver counts as delivered"),
     _ms("connect_timeout_ms", 3_000, 10, 10 * MINUTE, "D", "one attempt to reach the metaserver"),
-    Option("max_attempts", "int", 5, (1, 1_000), "D", "attempts to reach the metaserver"),
+    Option("max_attempts", "int", 5, (1, 1_000), "D", "attempts to reach the metaserver, and to be taken by one that answers 503"),
     _ms("answer_timeout_ms", 600_000, 100, DAY, "D", "the metaserver's answer, which comes when Prefill has finished"),
     Option("max_inflight", "int", 4_096, (1, 65_536), "D", "rendezvous on the wire at once; more wait in order"),
 )

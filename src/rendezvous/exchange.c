@@ -8,6 +8,8 @@
 #include <stdio.h>
 
 #define MAX_ANSWER (64u << 10) /* bytes of headers and body that are read */
+#define HTTP_LATER 503
+#define MAX_LATER_S 1000000u /* of Retry-After: no more is understood */
 #define READ_BUFFER 4096L      /* thousands of open exchanges only wait: small buffers */
 
 void rd2h_rdv_say(struct job *j, int status, const char *fmt, ...) {
@@ -89,10 +91,12 @@ static bool set_up(const struct rd2h_rendezvous *r, struct job *j) {
 }
 
 bool rd2h_rdv_start(struct rd2h_rendezvous *r, struct job *j) {
-  j->attempts++;
+  if (!j->attempts++)
+    j->until = rd2h_now_ns() + (uint64_t)r->o.answer_timeout_ms * RD2H_MS;
   j->sent = j->headers = false;
   j->received = j->quoted = 0;
   j->http = 0;
+  j->later_ms = 0;
   j->curl_text[0] = 0;
   j->easy = curl_easy_init();
   if (!j->easy)
@@ -134,13 +138,29 @@ static void answered(const struct rd2h_rendezvous *r, struct job *j) {
     j->status = RD2H_OK;
     return;
   }
-  rd2h_rdv_say(j, RD2H_REFUSED, "metaserver %.120s answered %ld to the rendezvous of %.80s%s%s", j->url, j->http, j->id,
+  char attempt[40] = "";
+  if (j->http == HTTP_LATER)
+    snprintf(attempt, sizeof attempt, ", attempt %u of %u", j->attempts, r->o.max_attempts);
+  rd2h_rdv_say(j, RD2H_REFUSED, "metaserver %.120s answered %ld to the rendezvous of %.80s%s%s%s", j->url, j->http, j->id, attempt,
                j->http < 400 ? "; redirects are not followed" : j->quoted ? ": " : "",
                j->http < 400 ? "" : quote(j, body));
   if (!r->o.legacy_metaserver)
     return;
   RD2H_WARN("%s; taken as delivered (legacy_metaserver)", j->text);
   j->status = RD2H_OK;
+}
+
+/* "Not now": the metaserver took nothing. One that says so of what it did take sees the same id and attempt once more. The pause that
+ * it asks for is kept, where it ends in time. */
+static bool may_come_later(const struct rd2h_rendezvous *r, const struct job *j) {
+  return j->http == HTTP_LATER && !r->o.legacy_metaserver && j->attempts < r->o.max_attempts &&
+         rd2h_now_ns() + j->later_ms * RD2H_MS < j->until;
+}
+
+static void note_pause(struct job *j) {
+  curl_off_t s = 0;
+  curl_easy_getinfo(j->easy, CURLINFO_RETRY_AFTER, &s);
+  j->later_ms = s > 0 ? (s < MAX_LATER_S ? (uint64_t)s : MAX_LATER_S) * 1000 : 0;
 }
 
 /* Only what cannot have reached the metaserver whole. libcurl itself repeats a request at once, on a new connection, when one
@@ -177,13 +197,17 @@ static void unanswered(const struct rd2h_rendezvous *r, struct job *j, CURLcode 
 }
 
 bool rd2h_rdv_end(struct rd2h_rendezvous *r, struct job *j, CURLcode end) {
+  bool again;
+  note_pause(j);
   rd2h_rdv_drop(r, j);
   if (j->headers) {
     answered(r, j);
-    return true;
+    again = may_come_later(r, j);
+  } else {
+    unanswered(r, j, end);
+    again = may_repeat(j, end) && j->attempts < r->o.max_attempts;
   }
-  unanswered(r, j, end);
-  if (!may_repeat(j, end) || j->attempts >= r->o.max_attempts)
+  if (!again)
     return true;
   RD2H_INFO("%s; it will be repeated", j->text);
   return false;

@@ -27,6 +27,8 @@ struct job {
   /* ---- the loop's own until the job is a result ---- */
   struct rd2h_rendezvous *owner;
   uint32_t attempts;
+  uint64_t until;    /* a metaserver that says "later" is asked again until then */
+  uint64_t later_ms; /* so long it wants to be left alone, 0: did not say */
   int status;
   long http;
   char *text; /* RDV_TEXT bytes, allocated with the job: a result never lacks it */

@@ -87,7 +87,8 @@ static void to_result(struct rd2h_rendezvous *r, struct job *j) {
 
 static void pause_job(struct rd2h_rendezvous *r, struct job *j) {
   uint64_t ms = (uint64_t)r->o.backoff_ms << (j->attempts - 1 < 16 ? j->attempts - 1 : 16);
-  uint64_t due = rd2h_now_ns() + (ms < MAX_PAUSE_MS ? ms : MAX_PAUSE_MS) * RD2H_MS;
+  ms = ms < MAX_PAUSE_MS ? ms : MAX_PAUSE_MS;
+  uint64_t due = rd2h_now_ns() + (ms > j->later_ms ? ms : j->later_ms) * RD2H_MS;
   j->place = JOB_PAUSED;
   if (!rd2h_heap_push(&r->pauses, due, (uint64_t)j->serial << 32 | j->index))
     return;

@@ -2,7 +2,8 @@
 #ifndef RD2H_RENDEZVOUS_H
 #define RD2H_RENDEZVOUS_H
 /* Posts rendezvous to the metaserver: libcurl multi on one thread of its own, no thread a request. Connect and send errors are
- * retried, bounded and backed off; an answer is final. Calls from one other thread. */
+ * retried, bounded and backed off, and so is the answer 503 (not taken, later), by its Retry-After and within answer_timeout_ms of the
+ * first attempt; any other answer is final. Calls from one other thread. */
 #include "base/base.h"
 
 typedef struct rd2h_rendezvous rd2h_rendezvous;

@@ -99,7 +99,7 @@ static const struct outcome_row outcome[] = {
   {"body without end", {ACT_FLOOD, "HTTP/1.1 500 No\r\n\r\n"}, RD2H_REFUSED, 500, "answered 500"},
 };
 
-/* Every answer is final: one request, whatever came back. */
+/* Every one of these is final: one request, whatever came back. */
 static void outcome_case(void **state) {
   const struct outcome_row *row = *state;
   uint32_t requests;
@@ -168,6 +168,52 @@ static void test_refused_connections_are_bounded(void **state) {
   assert_non_null(strstr(res.text, "attempt 3 of 3: not reachable"));
   forget(&res);
   world_close(&w);
+}
+
+#define LATER_TEXT(more) "HTTP/1.1 503 Later\r\n" more "Content-Length: 4\r\n\r\nfull"
+
+static void test_x16_503_is_tried_again(void **state) {
+  uint32_t requests;
+  (void)state;
+  struct rd2h_rendezvous_result res =
+      one(&defaults, SCRIPT({ACT_KEEP, LATER_TEXT("")}, {ACT_REPLY, LATER_TEXT("")}, {ACT_REPLY, OK_TEXT}), &requests);
+  assert_int_equal(res.status, RD2H_OK);
+  assert_null(res.text);
+  assert_int_equal(requests, 3);
+  forget(&res);
+}
+
+static void test_x16_503_is_bounded(void **state) {
+  uint32_t requests;
+  (void)state;
+  struct rd2h_rendezvous_result res = one(&defaults, SCRIPT({ACT_REPLY, LATER_TEXT("")}), &requests);
+  assert_int_equal(res.status, RD2H_REFUSED);
+  assert_int_equal(res.http, 503);
+  assert_non_null(strstr(res.text, "answered 503 to the rendezvous of req, attempt 3 of 3: full"));
+  assert_int_equal(requests, 3);
+  forget(&res);
+  /* A pause that ends too late is not begun. */
+  res = one(&(struct rd2h_rendezvous_opts){.answer_timeout_ms = 5000}, SCRIPT({ACT_REPLY, LATER_TEXT("Retry-After: 60\r\n")}), &requests);
+  assert_int_equal(res.status, RD2H_REFUSED);
+  assert_int_equal(requests, 1);
+  forget(&res);
+  /* What comes after it is final as ever. */
+  res = one(&defaults, SCRIPT({ACT_REPLY, LATER_TEXT("")}, {ACT_REPLY, "HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n"}), &requests);
+  assert_int_equal(res.http, 404);
+  assert_int_equal(requests, 2);
+  forget(&res);
+}
+
+static void test_x16_503_keeps_its_pause(void **state) {
+  uint32_t requests;
+  uint64_t begin = rd2h_now_ns();
+  (void)state;
+  struct rd2h_rendezvous_result res =
+      one(&defaults, SCRIPT({ACT_REPLY, LATER_TEXT("Retry-After: 1\r\n")}, {ACT_REPLY, OK_TEXT}), &requests);
+  assert_int_equal(res.status, RD2H_OK);
+  assert_int_equal(requests, 2);
+  assert_true(rd2h_now_ns() - begin >= 1000 * RD2H_MS);
+  forget(&res);
 }
 
 static void test_d10_repeat_reaches_a_late_server(void **state) {
@@ -474,6 +520,8 @@ int main(void) {
   static struct CMUnitTest tests[64];
   const struct CMUnitTest more[] = {
     cmocka_unit_test(test_request_as_sent), cmocka_unit_test(test_refused_connections_are_bounded),
+    cmocka_unit_test(test_x16_503_is_tried_again), cmocka_unit_test(test_x16_503_is_bounded),
+    cmocka_unit_test(test_x16_503_keeps_its_pause),
     cmocka_unit_test(test_d10_repeat_reaches_a_late_server), cmocka_unit_test(test_dead_kept_connection_is_replaced),
     cmocka_unit_test(test_no_answer_in_time), cmocka_unit_test(test_legacy_takes_errors_as_delivered),
     cmocka_unit_test(test_cancel_on_the_wire), cmocka_unit_test(test_cancel_in_the_queue_and_order),
