@@ -53,7 +53,7 @@ PROXY = {
 }
 PROXY_PURE = {"formats", "flow"}  # no sockets, clocks or files; arpa/inet.h for the form of addresses
 # Tests beside the code may use these, too.
-TEST_LIBRARIES = "cmocka.h jansson.h pthread.h zmq.h msgpack.h curl/curl.h"
+TEST_LIBRARIES = "cmocka.h jansson.h pthread.h zmq.h msgpack.h curl/curl.h openssl/evp.h openssl/pem.h openssl/ssl.h openssl/x509v3.h"
 SYSTEM = ("sys/", "linux/", "netinet/")
 CLI_ROOMS = "base/base.h engine/engine.h"  # pd-read and doctor look at engines by themselves
 ENGINE_PUBLIC = "rd2h/engine.h rd2h/status.h rd2h/log.h"

@@ -74,6 +74,7 @@ struct rd2h_decode_scheduler_opts {
   uint32_t max_attempts;       /* connect and send errors and 503 only; 0: 5, backed off from 100 ms, or by Retry-After */
   uint32_t answer_timeout_ms;  /* the answer may take as long as the request; 0: 600000 */
   uint32_t max_inflight;       /* rendezvous on the wire at once, more wait in order; 0: 4096 */
+  const char *rendezvous_ca;   /* PEM file: the authorities that a metaserver's https is trusted by; NULL: the machine's own store */
 };
 RD2H_API int rd2h_decode_scheduler_create(const struct rd2h_decode_scheduler_opts *, rd2h_decode_scheduler **, struct rd2h_error *);
 RD2H_API void rd2h_decode_scheduler_destroy(rd2h_decode_scheduler *);

@@ -136,6 +136,14 @@ OPTIONS = (
     _ms("connect_timeout_ms", 3_000, 10, 10 * MINUTE, "D", "one attempt to reach the metaserver"),
     Option("max_attempts", "int", 5, (1, 1_000), "D", "attempts to reach the metaserver, and to be taken by one that answers 503"),
     _ms("answer_timeout_ms", 600_000, 100, DAY, "D", "the metaserver's answer, which comes when Prefill has finished"),
+    Option(
+        "rendezvous_ca",
+        "text",
+        None,
+        (),
+        "D",
+        "PEM file of the authorities that the metaserver's https is trusted by; not set: the machine's own store",
+    ),
     Option("max_inflight", "int", 4_096, (1, 65_536), "D", "rendezvous on the wire at once; more wait in order"),
 )
 _BY_NAME = {o.name: o for o in OPTIONS}

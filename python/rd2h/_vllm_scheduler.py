@@ -91,7 +91,8 @@ class DecodeHalf:
             dp_rank=e.dp_rank,
             tp_size=e.tp_size,
             engine_id=e.engine_id,
-            **{n: o[n] for n in ("legacy_metaserver", "connect_timeout_ms", "max_attempts", "answer_timeout_ms", "max_inflight")},
+            **{n: o[n] for n in ("legacy_metaserver", "connect_timeout_ms", "max_attempts", "answer_timeout_ms", "max_inflight",
+                                 "rendezvous_ca")},
         )
 
     def matched(self, request, computed: int) -> int:

@@ -31,7 +31,7 @@ int rd2h_decode_scheduler_create(const struct rd2h_decode_scheduler_opts *o, rd2
     goto free_object;
   const struct rd2h_rendezvous_opts r = {.connect_timeout_ms = o->connect_timeout_ms, .max_attempts = o->max_attempts,
                                          .answer_timeout_ms = o->answer_timeout_ms, .max_inflight = o->max_inflight,
-                                         .legacy_metaserver = o->legacy_metaserver};
+                                         .legacy_metaserver = o->legacy_metaserver, .ca = o->rendezvous_ca};
   rc = rd2h_rendezvous_create(&r, &s->rendezvous, err);
   if (rc)
     goto destroy_half;

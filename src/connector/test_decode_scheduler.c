@@ -138,10 +138,25 @@ static void test_destroy_hangs_up(void **state) {
   world_close(&w);
 }
 
+static void test_bad_authority_is_refused(void **state) {
+  struct rd2h_decode_scheduler_opts o = opts;
+  rd2h_decode_scheduler *d = NULL;
+  struct rd2h_error e;
+  (void)state;
+  o.rendezvous_ca = "/nowhere/ca.pem";
+  assert_int_equal(rd2h_decode_scheduler_create(&o, &d, &e), RD2H_INVALID);
+  assert_non_null(strstr(e.text, "rendezvous_ca \"/nowhere/ca.pem\" cannot be read: No such file"));
+  o.rendezvous_ca = "/dev/null";
+  assert_int_equal(rd2h_decode_scheduler_create(&o, &d, &e), RD2H_INVALID);
+  assert_non_null(strstr(e.text, "rendezvous_ca \"/dev/null\" holds no certificate"));
+  assert_null(d);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_delivered), cmocka_unit_test(test_refused), cmocka_unit_test(test_abort_hangs_up),
     cmocka_unit_test(test_bad_metaserver_is_reported), cmocka_unit_test(test_destroy_hangs_up),
+    cmocka_unit_test(test_bad_authority_is_refused),
   };
   return cmocka_run_group_tests_name("Decode's scheduler object", tests, NULL, NULL);
 }

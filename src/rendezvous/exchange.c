@@ -66,6 +66,10 @@ static bool set_up(const struct rd2h_rendezvous *r, struct job *j) {
   SET(URL, j->url);
   SET(PROTOCOLS_STR, "http,https");
   SET(PROXY, "");
+  if (r->o.ca) {
+    SET(CAINFO, r->o.ca);
+    SET(CAPATH, NULL); /* else the machine's authorities count as well */
+  }
   SET(HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
   SET(HTTPHEADER, r->headers);
   SET(USERAGENT, "rd2h/" RD2H_VERSION_STRING);
@@ -178,6 +182,8 @@ static const char *cause(CURLcode end) {
     return "what answers there does not speak HTTP";
   case CURLE_OK: case CURLE_GOT_NOTHING: case CURLE_RECV_ERROR: case CURLE_PARTIAL_FILE: /* OK: cut off in the headers */
     return "the connection ended before the answer was complete";
+  case CURLE_PEER_FAILED_VERIFICATION:
+    return "its certificate is refused: it must name this address, and rendezvous_ca (or the machine's store) its authority";
   default:
     return "not reachable";
   }

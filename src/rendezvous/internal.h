@@ -47,7 +47,7 @@ struct job_list {
 };
 
 struct rd2h_rendezvous {
-  struct rd2h_rendezvous_opts o; /* defaults filled in */
+  struct rd2h_rendezvous_opts o; /* defaults filled in; ca is a copy */
   pthread_t thread;
   int wake_fd, result_fd;
   /* ---- under the lock ---- */

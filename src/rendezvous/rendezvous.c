@@ -3,6 +3,7 @@
 #include "rendezvous/internal.h"
 #include <errno.h>
 #include <signal.h>
+#include <stdio.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -71,6 +72,23 @@ static struct rd2h_rendezvous_opts with_defaults(const struct rd2h_rendezvous_op
     .legacy_metaserver = o->legacy_metaserver};
 }
 
+/* Now, and not at the first request. */
+static int check_ca(const char *path, struct rd2h_error *err) {
+  char line[128];
+  bool found = false;
+  FILE *f = fopen(path, "re");
+  if (!f)
+    return rd2h_fail(err, RD2H_INVALID, "rendezvous_ca \"%.200s\" cannot be read: %s; name a PEM file with the metaserver's authority",
+                     path, strerror(errno));
+  while (!found && fgets(line, sizeof line, f))
+    found = !strncmp(line, "-----BEGIN ", 11) && strstr(line, "CERTIFICATE-----");
+  fclose(f);
+  if (found)
+    return RD2H_OK;
+  return rd2h_fail(err, RD2H_INVALID, "rendezvous_ca \"%.200s\" holds no certificate (-----BEGIN CERTIFICATE-----); name a PEM file with "
+                   "the metaserver's authority", path);
+}
+
 /* The engine's signal handlers are not for this thread, and a broken TLS connection must not raise SIGPIPE in the process. */
 static int thread_start(struct rd2h_rendezvous *r) {
   sigset_t all, old;
@@ -93,6 +111,7 @@ static void release(struct rd2h_rendezvous *r) {
   if (r->result_fd >= 0)
     close(r->result_fd);
   pthread_mutex_destroy(&r->lock);
+  rd2h_free((char *)r->o.ca);
   rd2h_free(r);
 }
 
@@ -101,10 +120,14 @@ int rd2h_rendezvous_create(const struct rd2h_rendezvous_opts *opts, rd2h_rendezv
   pthread_once(&curl_once, curl_begin);
   if (curl_status)
     return rd2h_fail(err, RD2H_INTERNAL, "libcurl does not start: %s", curl_easy_strerror(curl_status));
+  rc = opts->ca ? check_ca(opts->ca, err) : RD2H_OK;
+  if (rc)
+    return rc;
   struct rd2h_rendezvous *r = rd2h_zalloc(sizeof *r);
   if (!r)
     return rd2h_nomem(err, "the rendezvous client");
   r->o = with_defaults(opts);
+  r->o.ca = opts->ca ? rd2h_strdup(opts->ca) : NULL;
   r->epoll_fd = -1;
   r->curl_due = RD2H_NEVER;
   pthread_mutex_init(&r->lock, NULL);
@@ -112,7 +135,7 @@ int rd2h_rendezvous_create(const struct rd2h_rendezvous_opts *opts, rd2h_rendezv
   r->map = rd2h_map_create();
   r->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   r->result_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-  if (!r->map)
+  if (!r->map || (opts->ca && !r->o.ca))
     rc = rd2h_nomem(err, "the rendezvous client");
   else if (r->wake_fd < 0 || r->result_fd < 0)
     rc = rd2h_fail(err, RD2H_LIMIT, "the rendezvous client needs two eventfds: %s; raise the limit of open files",

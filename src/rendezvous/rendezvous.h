@@ -11,6 +11,7 @@ struct rd2h_rendezvous_opts {
   uint32_t connect_timeout_ms, max_attempts, answer_timeout_ms, max_inflight, max_queued; /* 0: default, see scheduler.h */
   uint32_t backoff_ms; /* first pause, doubled each time, at most 5 s; 0: 100 */
   bool legacy_metaserver;
+  const char *ca; /* PEM file of the only authorities that https trusts; NULL: the machine's own store */
 };
 struct rd2h_rendezvous_result {
   char *id;    /* owned by the receiver: rd2h_free */
@@ -18,6 +19,7 @@ struct rd2h_rendezvous_result {
   long http;   /* 0: no answer */
   char *text;  /* one line, owned by the receiver; NULL when OK */
 };
+/* INVALID: what `ca` names cannot be read, or holds no certificate. */
 int rd2h_rendezvous_create(const struct rd2h_rendezvous_opts *, rd2h_rendezvous **, struct rd2h_error *);
 /* Cancels what is open, joins the thread; bounded. */
 void rd2h_rendezvous_destroy(rd2h_rendezvous *);

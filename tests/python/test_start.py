@@ -75,6 +75,10 @@ class Refused(unittest.TestCase):
                 with self.assertRaises(ValueError):
                     _vllm_options.read({**base, o.name: value})
 
+    def test_authority_of_the_metaserver(self):
+        extra = {"transfer_backend": "auto", "rendezvous_ca": "/nowhere/ca.pem"}
+        self.refused('rendezvous_ca "/nowhere/ca.pem"', "PEM file", kv_role="kv_consumer", extra=extra)
+
     def test_targets_reach_the_engine(self):
         options = _vllm_options.read({"transfer_backend": "auto", "tcp_targets": "10.0.0.0/8+fd00::/8"})
         self.assertEqual(_vllm_options.engine_spec(options, None), "auto,targets=10.0.0.0/8+fd00::/8")
