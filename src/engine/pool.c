@@ -103,7 +103,7 @@ void pool_say_stopped(const struct pool *p, struct pool_job *j, int status) {
     rd2h_fail(j->err, status, "engine %s: canceled before all of it was read", p->m.eng.name);
 }
 
-/* A read that no thread has begun ends here; else the rest of it is not given out, and those inside are told to come out. */
+/* A read that nobody is inside of, begun or not, ends here; else no more of it is given out, and those inside are told to come out. */
 void pool_stop(struct pool *p, struct pool_job *j, int status) {
   if (!j->batch)
     return;
@@ -112,9 +112,12 @@ void pool_stop(struct pool *p, struct pool_job *j, int status) {
     pool_say_stopped(p, j, status);
   j->at = j->at < j->batch->n ? j->batch->n : j->at;
   __atomic_store_n(&j->stop, true, __ATOMIC_RELAXED);
-  if (begun)
+  if (begun && j->inside)
     return;
-  pool_unqueue(&j->peer->queue, j);
+  if (begun) /* its thread has gone to another peer's piece */
+    j->peer->running = NULL;
+  else
+    pool_unqueue(&j->peer->queue, j);
   if (!j->peer->queue.head && !j->peer->running)
     pool_ring_drop(p, j->peer);
   pool_finish(p, j, j->status);

@@ -411,7 +411,7 @@ static void a_deaf_read_keeps_its_batch(void **state) {
 /* ---- an engine whose reads come in pieces ---- */
 #define PARTS 64u
 static uint32_t times_read[PARTS], pieces, most_inside, now_inside;
-static bool hold_pieces; /* those that are inside stay there */
+static uint64_t held; /* cookie of a peer whose pieces that are inside stay there */
 
 static int cut_open(const struct rd2h_host *h, const struct rd2h_engine_opts *o, rd2h_engine **e, struct rd2h_engine_caps *caps,
                     struct rd2h_error *err) {
@@ -423,14 +423,14 @@ static int cut_open(const struct rd2h_host *h, const struct rd2h_engine_opts *o,
 /* remote says what becomes of a descriptor: 0 it is read, 1 it fails. */
 static int cut_read(rd2h_engine *e, rd2h_peer *p, const struct rd2h_batch *b, const volatile bool *stop, uint64_t *done,
                     uint32_t *failed_at, struct rd2h_error *err) {
-  (void)e, (void)p, (void)stop;
+  (void)e, (void)stop;
   uint32_t inside = __atomic_add_fetch(&now_inside, 1, __ATOMIC_SEQ_CST);
   if (inside > __atomic_load_n(&most_inside, __ATOMIC_RELAXED))
     __atomic_store_n(&most_inside, inside, __ATOMIC_RELAXED);
   __atomic_add_fetch(&pieces, 1, __ATOMIC_RELAXED);
   do
     nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
-  while (__atomic_load_n(&hold_pieces, __ATOMIC_RELAXED));
+  while (__atomic_load_n(&held, __ATOMIC_RELAXED) == p->cookie);
   int rc = RD2H_OK;
   for (uint32_t i = 0; i < b->n && !rc; i++) {
     if (b->remote[i])
@@ -518,17 +518,59 @@ static void canceled_between_pieces(void **state) {
   struct rd2h_batch b = {.id = 1, .n = PARTS, .bytes = (uint64_t)PARTS << 20, .local = local, .remote = remote, .len = len};
   for (int round = 0; round < 5; round++) {
     pieces = 0;
-    __atomic_store_n(&hold_pieces, true, __ATOMIC_RELAXED);
+    __atomic_store_n(&held, 1, __ATOMIC_RELAXED);
     assert_int_equal(rd2h_eng_submit(e, p, &b), RD2H_OK);
     while (!__atomic_load_n(&pieces, __ATOMIC_RELAXED))
       sched_yield();
     rd2h_eng_cancel(e, 1);
-    __atomic_store_n(&hold_pieces, false, __ATOMIC_RELAXED);
+    __atomic_store_n(&held, 0, __ATOMIC_RELAXED);
     collect(e, &c, 1);
     assert_int_equal(c.status, RD2H_CANCELED);
     assert_int_equal(pieces, 1);
   }
   rd2h_eng_close(e);
+}
+
+/* The only thread has left one peer's read for another's, where it stays: the first read ends all the same. */
+static void stopped_while_nobody_is_inside(void **state) {
+  struct rd2h_engine_ops cutter = script;
+  struct rd2h_engine_opts o = {.size = sizeof o, .threads = 1};
+  struct rd2h_completion c;
+  uint64_t remote[PARTS] = {0}, len[PARTS];
+  void *local[PARTS];
+  rd2h_eng *e = NULL;
+  (void)state;
+  cutter.open = cut_open;
+  cutter.read = cut_read;
+  for (uint32_t i = 0; i < PARTS; i++) {
+    local[i] = &times_read[i];
+    len[i] = 1 << 20;
+  }
+  struct rd2h_batch a = {.id = 1, .n = PARTS, .bytes = (uint64_t)PARTS << 20, .local = local, .remote = remote, .len = len}, b = a;
+  b.id = 2;
+  for (int disconnect = 0; disconnect < 2; disconnect++) {
+    assert_int_equal(rd2h_eng_open_ops(&cutter, &o, &e, NULL), RD2H_OK);
+    rd2h_eng_peer *p = add_peer(e, 1), *q = add_peer(e, 2);
+    pieces = 0;
+    __atomic_store_n(&held, 2, __ATOMIC_RELAXED);
+    assert_int_equal(rd2h_eng_submit(e, p, &a), RD2H_OK);
+    assert_int_equal(rd2h_eng_submit(e, q, &b), RD2H_OK);
+    while (__atomic_load_n(&pieces, __ATOMIC_RELAXED) < 2)
+      sched_yield();
+    if (disconnect) {
+      rd2h_eng_disconnect(e, p);
+    } else {
+      rd2h_eng_cancel(e, 1);
+      collect(e, &c, 1);
+      assert_int_equal(c.id, 1);
+      assert_int_equal(c.status, RD2H_CANCELED);
+    }
+    __atomic_store_n(&held, 0, __ATOMIC_RELAXED);
+    collect(e, &c, 1);
+    assert_int_equal(c.id, 2);
+    assert_int_equal(c.status, RD2H_OK);
+    rd2h_eng_close(e);
+  }
 }
 
 static void threads_are_bounded(void **state) {
@@ -550,7 +592,8 @@ int main(void) {
     cmocka_unit_test(slow_peers_leave_others_alone),    cmocka_unit_test(a_read_ends_at_its_timeout),
     cmocka_unit_test(a_deaf_read_keeps_its_batch),      cmocka_unit_test(large_reads_come_in_pieces),
     cmocka_unit_test(a_piece_that_fails_is_told_by_its_place),
-    cmocka_unit_test(canceled_between_pieces),          cmocka_unit_test(threads_are_bounded),
+    cmocka_unit_test(canceled_between_pieces),          cmocka_unit_test(stopped_while_nobody_is_inside),
+    cmocka_unit_test(threads_are_bounded),
   };
   return cmocka_run_group_tests_name("pool", tests, NULL, NULL);
 }
