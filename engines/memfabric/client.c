@@ -259,7 +259,7 @@ static void look_after(struct mf_client *c) {
   c->armed = c->running > 0;
   for (struct mf_session *s = c->sessions; s; s = s->next) {
     uint64_t since = __atomic_load_n(&s->call_since, __ATOMIC_RELAXED);
-    if (!s->reading || !since || now - since < MF_SUSPECT_NS || s->suspect)
+    if (!s->reading || !since || now < since + MF_SUSPECT_NS || s->suspect) /* a call may have begun after now was taken */
       continue;
     char why[200];
     s->suspect = true;
