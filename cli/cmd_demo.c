@@ -18,6 +18,8 @@
 #define BAR_PAUSE_NS 50000000
 #define LOOK_PAUSE_NS 5000000
 #define RUN_LIMIT_S 240
+#define STOP_LIMIT_S 10
+#define NS_PER_S UINT64_C(1000000000)
 
 static void name_ranks(struct demo *d) {
   for (uint32_t e = 0; e < d->d_engines; e++)
@@ -37,9 +39,12 @@ static void name_ranks(struct demo *d) {
 
 static pid_t start(struct demo *d, struct demo_rank *r) {
   fflush(NULL);
+  demo_dump_block(true);
   pid_t parent = getpid(), pid = fork();
-  if (pid)
+  if (pid) {
+    demo_dump_block(false);
     return pid;
+  }
   prctl(PR_SET_PDEATHSIG, SIGKILL); /* nothing is left behind when the demonstration is interrupted */
   if (getppid() != parent)
     _exit(1);
@@ -61,10 +66,10 @@ static void draw(const struct demo *d, uint64_t total) {
   fflush(stdout);
 }
 
-static void end_all(const pid_t *pid, uint32_t n) {
+static void tell_all(const pid_t *pid, uint32_t n, int sig) {
   for (uint32_t i = 0; i < n; i++)
     if (pid[i] > 0)
-      kill(pid[i], SIGKILL);
+      kill(pid[i], sig);
 }
 
 /* How many of them have ended since the last look; *good becomes false when one went wrong. */
@@ -81,17 +86,20 @@ static uint32_t look(pid_t *pid, uint32_t n, bool *good) {
   return ended;
 }
 
-/* Waits for all; when one fails, or time is over, the others are ended. */
+/* Waits for all; when one fails, or time is over, the others are ended. A signal leaves them little time. */
 static bool watch(struct demo *d, pid_t *pid) {
-  uint64_t total = demo_total(d->oracle), until = demo_now() + RUN_LIMIT_S * UINT64_C(1000000000);
+  uint64_t total = demo_total(d->oracle), until = demo_now() + RUN_LIMIT_S * NS_PER_S, last = 0;
   bool show = !d->json && isatty(STDOUT_FILENO), good = true;
   for (uint32_t left = d->n_ranks; left;) {
     left -= look(pid, d->n_ranks, &good);
-    good &= demo_now() < until;
+    last = demo_stopped(d) && !last ? demo_now() + STOP_LIMIT_S * NS_PER_S : last;
+    good &= demo_now() < (last ? last : until);
+    if (demo_dump_asked())
+      tell_all(pid, d->n_ranks, SIGUSR1);
     if (show)
       draw(d, total);
     if (!good)
-      end_all(pid, d->n_ranks);
+      tell_all(pid, d->n_ranks, SIGKILL);
     if (left)
       nanosleep(&(struct timespec){.tv_nsec = show ? BAR_PAUSE_NS : LOOK_PAUSE_NS}, NULL);
   }
@@ -122,11 +130,17 @@ static int run(struct demo *d) {
     pid[i] = start(d, &d->rank[i]);
     if (pid[i] < 0) {
       fprintf(stderr, "rd2h demo: process %u of %u: fork: %s\n", i + 1, d->n_ranks, strerror(errno));
-      end_all(pid, i);
+      tell_all(pid, i, SIGKILL);
       return EXIT_FAILED;
     }
   }
   bool good = watch(d, pid);
+  uint32_t sig = demo_stopped(d);
+  if (sig) {
+    fprintf(stderr, "rd2h demo: stopped by %s: %s\n", sig == SIGTERM ? "SIGTERM" : "SIGINT",
+            good ? "every rank has ended in order" : "ranks that did not end in order were killed");
+    return demo_trace_write(d) ? 128 + (int)sig : EXIT_FAILED;
+  }
   if (d->json)
     demo_report_json(d, good);
   else if (good)
@@ -155,6 +169,7 @@ int cmd_demo(int argc, char **argv) {
     return EXIT_FAILED;
   }
   defaults(d);
+  demo_signals(d);
   int rc = demo_parse(argc, argv, d);
   if (rc < 0) {
     rc = EXIT_FAILED;
@@ -167,6 +182,7 @@ int cmd_demo(int argc, char **argv) {
       rc = run(d);
     demo_workload_free(d);
   }
+  demo_signals_end();
   munmap(d, sizeof *d);
   return rc;
 }

@@ -25,6 +25,8 @@ static bool write_key(const char *path, int mode, const char *key) {
     fprintf(stderr, "rd2h keys: %s: %s\n", path, strerror(errno));
   if (fd >= 0)
     close(fd);
+  if (fd >= 0 && !good)
+    unlink(path); /* ours, and of no use */
   return good;
 }
 

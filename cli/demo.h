@@ -22,6 +22,7 @@
 #define DEMO_MAX_EVENTS (1u << 20)
 #define DEMO_GUARD 4096u   /* bytes before and after a rank's indexer memory that must stay as they are */
 #define DEMO_WAIT_MS 60000 /* longest wait for another process */
+#define DEMO_LAST_MS 3000  /* longest wait for what is under way when a signal ends it */
 
 extern const char *const demo_part_name[DEMO_PARTS];
 
@@ -96,6 +97,7 @@ struct demo {
   char pool[DEMO_MAX_ENGINES][RD2H_POOL_HANDLE];
   uint32_t pool_there[DEMO_MAX_ENGINES], installed, settled, pulled[DEMO_MAX_ENGINES];
   uint32_t phase; /* atomic: enum demo_phase */
+  uint32_t stopped; /* atomic: the signal that ends it, 0: none */
   uint64_t memcpy_bytes_s; /* of this machine, same blocks */
   uint32_t n_events, events_lost; /* atomic */
   struct demo_event *event; /* NULL: no trace is taken */
@@ -108,9 +110,20 @@ int demo_parse(int argc, char **argv, struct demo *);
 uint64_t demo_now(void); /* CLOCK_BOOTTIME, ns */
 int demo_fail(struct demo_rank *, const char *why);
 void demo_post(uint32_t *counter);
-/* Waits until the counter is at least `want`; false, and why, after DEMO_WAIT_MS. */
-bool demo_await(const uint32_t *counter, uint32_t want, const char *what, struct rd2h_error *);
+/* Waits until the counter is at least `want`; false, and why, after DEMO_WAIT_MS or when a signal ends it. */
+bool demo_await(const struct demo *, const uint32_t *counter, uint32_t want, const char *what, struct rd2h_error *);
 bool demo_find_ports(struct demo *); /* neighbouring ports for each Decode engine */
+
+/* ---- demo_signal.c ---- SIGTERM and SIGINT, sent to any process of it, end the demonstration; SIGUSR1 to the parent has every rank dump
+ * its state. Before the ranks are started: they inherit it. */
+void demo_signals(struct demo *);
+void demo_signals_end(void);
+uint32_t demo_stopped(const struct demo *); /* the signal, or 0 */
+bool demo_dump_asked(void);                 /* since the last call */
+void demo_dump_block(bool block);           /* in ranks, whose speaker waits for the signal */
+/* A rank's thread that writes dump(object) to standard error at SIGUSR1. Ends before the object does. */
+void demo_speaker(const struct demo_rank *, size_t (*dump)(void *object, char *out, size_t cap), void *object);
+void demo_speaker_end(void);
 
 /* ---- demo_workload.c ---- Fills workload and oracle from options and seed. False: out of memory. */
 bool demo_workload(struct demo *);
@@ -148,7 +161,7 @@ uint32_t demo_slot(const struct demo_memory *, uint32_t layer, uint32_t part);
 int demo_prefill(struct demo *, struct demo_rank *);
 int demo_decode(struct demo *, struct demo_rank *);
 /* demo_verify.c: compares what this rank is responsible for. */
-void demo_paint(const struct demo_memory *, const struct demo_rank *);
+void demo_paint(const struct demo_memory *, const struct demo_rank *); /* or a part of it, when a signal ends it */
 int demo_verify(const struct demo_memory *, struct demo_rank *, struct rd2h_error *);
 
 /* ---- demo_trace.c ---- */

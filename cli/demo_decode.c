@@ -23,6 +23,10 @@ static bool mine(const struct decode *x, uint32_t i) {
   return x->d->request[i].to == x->r->engine;
 }
 
+static size_t dump(void *rank, char *out, size_t cap) {
+  return rd2h_decode_dump(rank, out, cap);
+}
+
 static int prepare(struct decode *x) {
   struct demo *d = x->d;
   int rc = demo_memory_open(d, x->r, &x->mem, &x->err);
@@ -33,7 +37,10 @@ static int prepare(struct decode *x) {
   struct rd2h_decode_opts o = {.size = sizeof o, .layout = x->mem.layout, .memory = x->mem.area, .n_memory = x->mem.n_areas,
                                .port = (uint16_t)(d->port[x->r->engine] + x->r->tp), .tp_rank = x->r->tp, .tp_size = d->d_tp,
                                .main_rank = x->r->tp, .main_ranks = d->d_tp, .engine = d->engine};
-  return rd2h_decode_create(&o, &x->rank, &x->err);
+  rc = rd2h_decode_create(&o, &x->rank, &x->err);
+  if (!rc)
+    demo_speaker(x->r, dump, x->rank);
+  return rc;
 }
 
 static int install(struct decode *x) {
@@ -63,6 +70,23 @@ static int collect(struct decode *x, uint32_t *left) {
   return RD2H_OK;
 }
 
+/* A signal ends it: nothing is asked for any more, and what is being read ends. */
+static void give_up(struct decode *x) {
+  struct rd2h_outcome o[16];
+  struct rd2h_decode_stats st;
+  uint64_t until = demo_now() + DEMO_LAST_MS * UINT64_C(1000000);
+  struct pollfd fd = {.fd = rd2h_decode_fd(x->rank), .events = POLLIN};
+  for (uint32_t i = 0; i < x->d->n_requests; i++)
+    if (mine(x, i))
+      rd2h_decode_abort(x->rank, x->d->request[i].id); /* or it is through already */
+  do {
+    poll(&fd, 1, PROGRESS_MS);
+    while (rd2h_decode_collect(x->rank, o, 16))
+      ;
+    rd2h_decode_stats(x->rank, &st);
+  } while (st.requests && demo_now() < until);
+}
+
 static int pull(struct decode *x) {
   uint32_t left = 0;
   uint64_t until = demo_now() + DEMO_WAIT_MS * UINT64_C(1000000);
@@ -70,7 +94,7 @@ static int pull(struct decode *x) {
   int rc = RD2H_OK;
   for (uint32_t i = 0; i < x->d->n_requests; i++)
     left += mine(x, i);
-  while (left && !rc) {
+  while (left && !rc && !demo_stopped(x->d)) {
     poll(&fd, 1, PROGRESS_MS); /* wakes for the progress bar, too */
     rc = collect(x, &left);
     rd2h_decode_stats(x->rank, &x->r->stats);
@@ -120,8 +144,8 @@ static int run(struct decode *x) {
   if (rc)
     return rc;
   demo_post(&d->pulled[x->r->engine]);
-  if (!demo_await(&d->pulled[x->r->engine], d->d_tp, "ranks of the engine were complete", &x->err) ||
-      !demo_await(&d->settled, d->p_engines * d->p_pp * d->p_tp, "Prefill ranks had settled", &x->err))
+  if (!demo_await(d, &d->pulled[x->r->engine], d->d_tp, "ranks of the engine were complete", &x->err) ||
+      !demo_await(d, &d->settled, d->p_engines * d->p_pp * d->p_tp, "Prefill ranks had settled", &x->err))
     return RD2H_TIMEOUT;
   rd2h_decode_stats(x->rank, &x->r->stats);
   __atomic_store_n(&d->phase, DEMO_VERIFY, __ATOMIC_RELAXED);
@@ -135,6 +159,12 @@ int demo_decode(struct demo *d, struct demo_rank *r) {
   struct decode x = {.d = d, .r = r};
   struct rusage u;
   int rc = run(&x);
+  demo_speaker_end();
+  if (demo_stopped(d)) {
+    rc = RD2H_OK;
+    if (x.rank)
+      give_up(&x);
+  }
   if (rc)
     demo_fail(r, x.err.text[0] ? x.err.text : rd2h_status_text(rc));
   rd2h_decode_destroy(x.rank);

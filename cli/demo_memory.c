@@ -123,7 +123,7 @@ static int open_pool(struct demo *d, const struct demo_rank *r, struct demo_memo
       snprintf(d->pool[r->engine], sizeof d->pool[0], "%s", rd2h_pool_handle(m->pool));
       demo_post(&d->pool_there[r->engine]);
     }
-  } else if (demo_await(&d->pool_there[r->engine], 1, "pools were there", err)) {
+  } else if (demo_await(d, &d->pool_there[r->engine], 1, "pools were there", err)) {
     rc = rd2h_pool_attach(d->pool[r->engine], &o, &m->pool, err);
   }
   if (!rc)

@@ -33,7 +33,10 @@ static void usage(void) {
        "  --engine NAME      transfer engine: auto, local, tcp, ... (auto)\n"
        "  --seed N           lengths, prefixes, chunks, block ids, contents (1)\n"
        "  --trace FILE       timeline by layer and rank, as Chrome trace JSON (opens in Perfetto)\n"
-       "  --json             the figures as JSON, no progress");
+       "  --json             the figures as JSON, no progress\n"
+       "\n"
+       "SIGTERM or SIGINT: every rank ends in order, in 10 s at most (else it is killed), and leaves no memory; status 128 + signal\n"
+       "SIGUSR1: every rank writes to standard error where it stands: peers, requests, what it waits for");
 }
 
 enum { WORD = 256 }; /* options that take no number */

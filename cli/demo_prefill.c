@@ -156,7 +156,7 @@ static int run_step(struct prefill *p) {
     if (p->now[i])
       rc = rd2h_prefill_scheduler_step_add(p->half, p->d->request[i].id, p->done[i], p->now[i], 0, NULL, false, &p->err);
   rc = rc ? rc : publish_step(p);
-  for (uint32_t l = p->mem.first; l < p->mem.end && !rc; l++)
+  for (uint32_t l = p->mem.first; l < p->mem.end && !rc && !demo_stopped(p->d); l++)
     rc = run_layer(p, l);
   for (uint32_t i = 0; i < p->d->n_requests; i++)
     p->done[i] += p->now[i];
@@ -191,6 +191,10 @@ static int settle(struct prefill *p) {
 }
 
 /* ---- the process ---- */
+static size_t dump(void *rank, char *out, size_t cap) {
+  return rd2h_prefill_dump(rank, out, cap);
+}
+
 static int prepare(struct prefill *p) {
   const struct demo *d = p->d;
   int rc = demo_memory_open(p->d, p->r, &p->mem, &p->err);
@@ -200,18 +204,20 @@ static int prepare(struct prefill *p) {
                                            .indexer_group = 1};
   demo_trace_listen(p->d, p->r, NULL);
   rc = rc ? rc : rd2h_prefill_create(&o, &p->rank, &p->err);
+  if (!rc)
+    demo_speaker(p->r, dump, p->rank);
   return rc ? rc : rd2h_prefill_scheduler_create(&so, &p->half, &p->err);
 }
 
 static int run(struct prefill *p) {
   int rc = prepare(p);
-  if (!rc && !demo_await(&p->d->installed, p->d->d_engines * p->d->d_tp, "Decode ranks were ready", &p->err))
+  if (!rc && !demo_await(p->d, &p->d->installed, p->d->d_engines * p->d->d_tp, "Decode ranks were ready", &p->err))
     rc = RD2H_TIMEOUT;
   rc = rc ? rc : track(p);
   p->r->begin = p->r->last_layer = demo_now();
-  while (!rc && schedule(p))
+  while (!rc && !demo_stopped(p->d) && schedule(p))
     rc = run_step(p);
-  return rc ? rc : settle(p);
+  return rc || demo_stopped(p->d) ? rc : settle(p);
 }
 
 int demo_prefill(struct demo *d, struct demo_rank *r) {
@@ -219,6 +225,12 @@ int demo_prefill(struct demo *d, struct demo_rank *r) {
   struct rusage u;
   p = (struct prefill){.d = d, .r = r};
   int rc = run(&p);
+  demo_speaker_end();
+  if (demo_stopped(d)) {
+    rc = RD2H_OK;
+    if (p.rank)
+      rd2h_prefill_drain(p.rank, DEMO_LAST_MS);
+  }
   if (rc)
     demo_fail(r, p.err.text[0] ? p.err.text : rd2h_status_text(rc));
   else

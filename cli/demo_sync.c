@@ -14,6 +14,7 @@
 #define PORT_FIRST 12000u /* below the ports that systems hand out by themselves */
 #define PORT_END 32000u
 #define PORT_TRIES 200
+#define LOOK_NS 50000000u /* how long a signal is not noticed */
 
 uint64_t demo_now(void) {
   struct timespec t;
@@ -32,16 +33,15 @@ void demo_post(uint32_t *counter) {
   syscall(SYS_futex, counter, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
 }
 
-bool demo_await(const uint32_t *counter, uint32_t want, const char *what, struct rd2h_error *err) {
+bool demo_await(const struct demo *d, const uint32_t *counter, uint32_t want, const char *what, struct rd2h_error *err) {
   uint64_t until = demo_now() + DEMO_WAIT_MS * UINT64_C(1000000);
   for (uint32_t have; (have = __atomic_load_n(counter, __ATOMIC_ACQUIRE)) < want;) {
     uint64_t now = demo_now();
-    if (now >= until) {
+    if (now >= until || demo_stopped(d)) {
       snprintf(err->text, sizeof err->text, "%u of %u %s after %d s", have, want, what, DEMO_WAIT_MS / 1000);
       return false;
     }
-    struct timespec left = {.tv_sec = (time_t)((until - now) / 1000000000u), .tv_nsec = (long)((until - now) % 1000000000u)};
-    syscall(SYS_futex, counter, FUTEX_WAIT, have, &left, NULL, 0);
+    syscall(SYS_futex, counter, FUTEX_WAIT, have, &(struct timespec){.tv_nsec = LOOK_NS}, NULL, 0);
   }
   return true;
 }

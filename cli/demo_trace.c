@@ -61,10 +61,10 @@ void demo_trace_listen(struct demo *d, struct demo_rank *r, const struct demo_me
 /* ---- the file ---- */
 static void write_names(const struct demo *d, FILE *f) {
   for (uint32_t i = 0; i < d->n_ranks; i++) {
-    fprintf(f, "%s{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%u,\"args\":{\"name\":\"%s\"}},\n", i ? "" : "", i, d->rank[i].name);
+    fprintf(f, "%s{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%u,\"args\":{\"name\":\"%s\"}}", i ? ",\n" : "", i, d->rank[i].name);
     for (uint32_t k = 0; k < DEMO_KINDS; k++)
       if (!kinds[k].overlaps && d->rank[i].prefill)
-        fprintf(f, "{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%u,\"tid\":%u,\"args\":{\"name\":\"%s\"}},\n", i, k, kinds[k].name);
+        fprintf(f, ",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%u,\"tid\":%u,\"args\":{\"name\":\"%s\"}}", i, k, kinds[k].name);
   }
 }
 
@@ -97,10 +97,10 @@ bool demo_trace_write(const struct demo *d) {
   fprintf(f, "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"events_lost\":%u},\"traceEvents\":[\n", d->events_lost);
   write_names(d, f);
   for (uint32_t i = 0; i < n; i++) {
+    fputs(",\n", f);
     write_event(&d->event[i], i, zero, f);
-    fputs(i + 1 < n ? ",\n" : "\n", f);
   }
-  fputs("]}\n", f);
+  fputs("\n]}\n", f);
   if (!fclose(f))
     return true;
 fail:

@@ -19,7 +19,7 @@ static bool responsible(const struct demo *d, const struct demo_rank *r, uint32_
 /* Every block starts as one that nobody has written: what is left of that afterwards shows that nothing else was touched. */
 void demo_paint(const struct demo_memory *m, const struct demo_rank *r) {
   const struct demo *d = m->d;
-  for (uint32_t l = 0; l < d->layers; l++)
+  for (uint32_t l = 0; l < d->layers && !demo_stopped(d); l++)
     for (uint32_t p = 0; p < DEMO_PARTS; p++)
       for (uint32_t b = 0; responsible(d, r, l, p) && demo_block(m, l, p, 0) && b < d->d_blocks; b++)
         demo_fill(d, demo_block(m, l, p, b), DEMO_NOBODY, l, p, b);
@@ -75,7 +75,7 @@ int demo_verify(const struct demo_memory *m, struct demo_rank *r, struct rd2h_er
     return RD2H_NOMEM;
   for (uint32_t p = 0; p < DEMO_PARTS; p++) {
     owners(d, r->engine, p / DEMO_MAIN_PARTS, own);
-    for (uint32_t l = 0; l < d->layers; l++)
+    for (uint32_t l = 0; l < d->layers && !demo_stopped(d); l++)
       if (responsible(d, r, l, p) && demo_block(m, l, p, 0))
         check_tensor(m, r, own, l, p);
   }

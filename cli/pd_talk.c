@@ -55,6 +55,15 @@ static bool wait_for(struct pd_read *r, int fd, short events, uint64_t deadline)
 }
 
 /* ---- coming together ---- */
+/* A host that vanishes without a word is noticed after half a minute, also where a step has no deadline. */
+static void set_up(int s) {
+  setsockopt(s, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
+  setsockopt(s, SOL_SOCKET, SO_KEEPALIVE, &(int){1}, sizeof(int));
+  setsockopt(s, IPPROTO_TCP, TCP_KEEPIDLE, &(int){10}, sizeof(int));
+  setsockopt(s, IPPROTO_TCP, TCP_KEEPINTVL, &(int){5}, sizeof(int));
+  setsockopt(s, IPPROTO_TCP, TCP_KEEPCNT, &(int){4}, sizeof(int));
+}
+
 int pd_listen(const struct pd_read *r, int *fd, uint16_t *port, struct rd2h_error *err) {
   struct sockaddr_storage a;
   socklen_t len = 0; /* set with the address; gcc does not see it at -O3 */
@@ -85,16 +94,16 @@ int pd_listen(const struct pd_read *r, int *fd, uint16_t *port, struct rd2h_erro
 int pd_accept(struct pd_read *r, int listener, struct rd2h_error *err) {
   struct sockaddr_storage a;
   socklen_t len = sizeof a;
-  int one = 1;
   while ((r->control = accept4(listener, (struct sockaddr *)&a, &len, SOCK_CLOEXEC | SOCK_NONBLOCK)) < 0) {
     pd_progress(r, "waiting for Decode, %llu s left",
                 (unsigned long long)(r->deadline > rd2h_now_ns() ? (r->deadline - rd2h_now_ns()) / 1000 / RD2H_MS : 0));
-    if (!wait_for(r, listener, POLLIN, rd2h_now_ns()) && rd2h_now_ns() > r->deadline)
+    wait_for(r, listener, POLLIN, rd2h_now_ns());
+    if (rd2h_now_ns() > r->deadline)
       return rd2h_fail(err, RD2H_TIMEOUT, "no Decode came within %llu s (--timeout): start \"rd2h pd-read --role decode "
                        "--prefill-ip %s\" on the other host; if it says that nothing answers, a firewall stands between the two",
                        (unsigned long long)r->timeout_s, r->local_ip);
   }
-  setsockopt(r->control, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+  set_up(r->control);
   name_of(&a, len, r->peer);
   pd_progress_end(r);
   return RD2H_OK;
@@ -104,7 +113,7 @@ int pd_accept(struct pd_read *r, int listener, struct rd2h_error *err) {
 static int dial_once(struct pd_read *r, const struct sockaddr_storage *a, socklen_t len) {
   struct sockaddr_storage from;
   socklen_t n, from_len;
-  int why = 0, one = 1, s = socket(a->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  int why = 0, s = socket(a->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (s < 0)
     return errno;
   n = sizeof why;
@@ -120,7 +129,7 @@ static int dial_once(struct pd_read *r, const struct sockaddr_storage *a, sockle
     close(s);
     return why;
   }
-  setsockopt(s, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+  set_up(s);
   r->control = s;
   return 0;
 }
@@ -176,7 +185,8 @@ static int move(struct pd_read *r, uint8_t *p, size_t n, bool out, uint64_t dead
     }
     if (k == 0 || (errno != EAGAIN && errno != EINTR))
       return lost(r, during, err);
-    if (!wait_for(r, r->control, out ? POLLOUT : POLLIN, rd2h_now_ns()) && rd2h_now_ns() > deadline)
+    wait_for(r, r->control, out ? POLLOUT : POLLIN, rd2h_now_ns());
+    if (rd2h_now_ns() > deadline) /* also of one that sends a byte now and then */
       return rd2h_fail(err, RD2H_TIMEOUT, "%s at %s said nothing for %llu s %s: it hangs, or a firewall cuts the connection",
                        r->prefill ? "Decode" : "Prefill", r->peer, (unsigned long long)r->timeout_s, during);
     if (!out)

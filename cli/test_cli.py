@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """What the program `rd2h` prints and returns, as TAP: test_cli.py PROGRAM."""
+import contextlib
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,7 +30,7 @@ def refuses(word, *args):
 def help_teaches():
     for args, word in (((), "bench"), (("bench",), "plan"), (("bench", "plan"), "--pattern"), (("bench", "decode"), "stat"),
                        (("bench", "pair"), "ROUTER"), (("bench", "read"), "--engine"), (("bench", "e2e"), "--compute"),
-                       (("bench", "peers"), "--requests")):
+                       (("bench", "peers"), "--requests"), (("demo",), "SIGUSR1")):
         done = run(*args, "--help")
         assert done.returncode == 0 and word in done.stdout and "usage:" in done.stdout, done
         assert done.stderr == "", done.stderr
@@ -115,6 +118,53 @@ def demo_as_json_with_a_timeline():
     assert names == ["Decode 0 rank 0", "Prefill 0 stage 0 rank 0", "Prefill 0 stage 0 rank 1"], names
 
 
+RANKS = ("Decode 0 rank 0", "Decode 0 rank 1", "Prefill 0 stage 0 rank 0")
+
+
+@contextlib.contextmanager
+def long_demo(*more):
+    """A demonstration that would take minutes, once its ranks are being started; nothing of it is left."""
+    args = ("--layers", "4", "--prompt-tokens", "4000", "--chunk", "32", "--block-tokens", "16", "--compute-us", "200000",
+            "--decode-tp", "2")
+    with subprocess.Popen([PROGRAM, "demo", *args, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          start_new_session=True) as demo:
+        try:
+            assert "engines" in [demo.stdout.readline(), demo.stdout.readline()][1]
+            yield demo
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(demo.pid, signal.SIGKILL)
+
+
+def demo_says_where_it_stands():
+    with long_demo() as demo:
+        demo.send_signal(signal.SIGUSR1)
+        heads, said = set(), ""
+        while len(heads) < len(RANKS):
+            line = demo.stderr.readline()
+            assert line, said
+            said += line
+            heads |= {rank for rank in RANKS if line.startswith(f"---- {rank}, process ")}
+        assert demo.poll() is None  # and goes on
+
+
+def demo_ends_in_order():
+    with tempfile.TemporaryDirectory() as folder, long_demo("--trace", f"{folder}/trace.json") as demo:
+        demo.send_signal(signal.SIGUSR1)
+        while not demo.stderr.readline().startswith("---- Prefill"):  # it is there, and publishes layers
+            pass
+        demo.send_signal(signal.SIGTERM)
+        out, err = demo.communicate(timeout=20)
+        assert demo.returncode == 128 + signal.SIGTERM and out == "", (demo.returncode, out, err)
+        assert err.splitlines()[-1] == "rd2h demo: stopped by SIGTERM: every rank has ended in order", err
+        assert json.loads(Path(folder, "trace.json").read_text())["traceEvents"]
+        try:  # memory is without a name: with the last process it is gone
+            os.killpg(demo.pid, 0)
+        except ProcessLookupError:
+            return
+        raise AssertionError("processes of the demonstration are left")
+
+
 def demo_refuses():
     refuses("--decode-tp \"0\"", "demo", "--decode-tp", "0")
     refuses("gpt", "demo", "--model", "gpt")
@@ -165,6 +215,7 @@ def bench_peers_grows_with_bounds():
 
 CASES = [help_teaches, version_is_that_of_the_header, unknown_words_are_refused, bad_numbers_are_refused, bench_plan_as_json,
          bench_plan_as_table, planning_is_linear_and_near_the_bare_loop, bench_decode_talks, demo_as_json_with_a_timeline, demo_refuses,
+         demo_says_where_it_stands, demo_ends_in_order,
          bench_decode_refuses, bench_pair_beside_bare_sockets, bench_read_by_every_way, bench_e2e_hides_the_transfer,
          bench_peers_grows_with_bounds]
 print(f"1..{len(CASES)}")
