@@ -22,6 +22,7 @@ COMPLETE: dict[str, int] = {
     "layout": 8,
     "scheduler": 7,
     "proxy": 22,
+    "transport": 8,
 }
 C_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
 CASE_ID = re.compile(r"[A-Z]\d\d")

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Connection data of engine ucx. Offsets in bytes, integers little-endian:
  * 0 schema (1) | 1 zero (3) | 4 pid (4) | 8 start time (8) | 16 boot id (16) | 32 pid namespace (8) | 40 regions n (4) |
- * 44 address length a (4) | 48 checksum (8) | 56 address (a) | n times: base (8), length (8), key length k (4), key (k)
+ * 44 address length a (4) | 48 checksum (8) | 56 seed of the pattern (8) | 64 address (a) |
+ * n + 1 times, the last of them the pattern: base (8), length (8), key length k (4), key (k)
  * Address and keys are UCX's own packings, whose readers in UCX trust their lengths: so the checksum (FNV-1a, of all bytes with the
  * checksum as zeros) is compared before UCX sees any of it. It finds damage; it proves no sender. */
 #include "engines/ucx/ucx.h"
 
-#define SCHEMA 1u
-#define HEAD 56u
+#define SCHEMA 2u
+#define HEAD 64u
 #define CHECKSUM_AT 48u
 #define REGION_HEAD 20u
 #define PID_LIMIT (1u << 22) /* the kernel's own upper bound of pids */
@@ -37,7 +38,7 @@ void rd2h_ucx_conn_seal(uint8_t *p, uint32_t n) {
 }
 
 uint32_t rd2h_ucx_conn_size(const struct ucx_conn *c) {
-  uint64_t n = HEAD + (uint64_t)c->address_len;
+  uint64_t n = HEAD + (uint64_t)c->address_len + REGION_HEAD + c->pattern.key_len;
   for (uint32_t i = 0; i < c->n && n <= UCX_CONN_MAX; i++)
     n += REGION_HEAD + c->key[i].key_len;
   return n > UCX_CONN_MAX ? UCX_CONN_MAX + 1 : (uint32_t)n;
@@ -53,9 +54,10 @@ void rd2h_ucx_conn_encode(const struct ucx_conn *c, uint8_t *out) {
   put(out + 32, c->process.pid_ns, 8);
   put(out + 40, c->n, 4);
   put(out + 44, c->address_len, 4);
+  put(out + 56, c->seed, 8);
   memcpy(out + HEAD, c->address, c->address_len);
-  for (uint32_t i = 0; i < c->n; i++) {
-    const struct ucx_key *k = &c->key[i];
+  for (uint32_t i = 0; i <= c->n; i++) {
+    const struct ucx_key *k = i < c->n ? &c->key[i] : &c->pattern;
     put(p, k->base, 8);
     put(p + 8, k->len, 8);
     put(p + 16, k->key_len, 4);
@@ -82,7 +84,8 @@ static int decode_head(struct rd2h_blob b, struct ucx_conn *c, struct rd2h_error
   if (get(b.p + CHECKSUM_AT, 8) != checksum(b.p, b.len))
     return malformed(err, "its checksum is not", get(b.p + CHECKSUM_AT, 8));
   *c = (struct ucx_conn){.process = {.pid = (uint32_t)get(b.p + 4, 4), .start = get(b.p + 8, 8), .pid_ns = get(b.p + 32, 8)},
-                         .address = b.p + HEAD, .n = (uint32_t)get(b.p + 40, 4), .address_len = (uint32_t)get(b.p + 44, 4)};
+                         .address = b.p + HEAD, .n = (uint32_t)get(b.p + 40, 4), .address_len = (uint32_t)get(b.p + 44, 4),
+                         .seed = get(b.p + 56, 8)};
   memcpy(c->process.boot_id, b.p + 16, sizeof c->process.boot_id);
   if (get(b.p + 1, 3))
     return malformed(err, "reserved bytes", get(b.p + 1, 3));
@@ -97,8 +100,8 @@ static int decode_head(struct rd2h_blob b, struct ucx_conn *c, struct rd2h_error
 
 static int decode_keys(struct rd2h_blob b, struct ucx_conn *c, struct rd2h_error *err) {
   const uint8_t *p = c->address + c->address_len, *end = b.p + b.len;
-  for (uint32_t i = 0; i < c->n; i++) {
-    struct ucx_key *k = &c->key[i];
+  for (uint32_t i = 0; i <= c->n; i++) {
+    struct ucx_key *k = i < c->n ? &c->key[i] : &c->pattern;
     uint64_t past;
     if (end - p < (ptrdiff_t)REGION_HEAD)
       return malformed(err, "bytes of region", i);
@@ -110,6 +113,8 @@ static int decode_keys(struct rd2h_blob b, struct ucx_conn *c, struct rd2h_error
       return malformed(err, "length of a key", k->key_len);
     p += k->key_len;
   }
+  if (c->pattern.len != UCX_PATTERN)
+    return malformed(err, "length of the pattern", c->pattern.len);
   return p == end ? RD2H_OK : malformed(err, "bytes behind its end:", (uint64_t)(end - p));
 }
 

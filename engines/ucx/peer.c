@@ -49,6 +49,8 @@ static void free_peer(rd2h_engine *e, rd2h_peer *p) {
   for (uint32_t i = 0; p->rkey && i < p->n; i++)
     if (p->rkey[i])
       e->ucx->rkey_destroy(p->rkey[i]);
+  if (p->trial.rkey)
+    e->ucx->rkey_destroy(p->trial.rkey);
   close_endpoint(e, p);
   unwatch(e, p);
   rd2h_free(p->rkey);
@@ -89,19 +91,25 @@ static bool is_rdma(const char *transport) {
 static int check_transports(rd2h_engine *e, rd2h_peer *p, struct rd2h_error *err) {
   struct ucx_transport t[TRANSPORTS_MAX] = {0};
   struct ucx_ep_attr a = {.mask = UCX_EP_ATTR_TRANSPORTS, .transports = {t, TRANSPORTS_MAX, sizeof *t}};
-  char text[256] = "";
-  bool rdma = false;
+  char *text = p->way;
+  bool rdma = false, tcp = false;
   ucx_status st = e->ucx->ep_query(p->ep, &a);
   for (unsigned i = 0; st == UCX_OK && i < a.transports.n && i < TRANSPORTS_MAX; i++) {
     size_t n = strlen(text);
-    snprintf(text + n, sizeof text - n, "%s%s over %s", n ? ", " : "", t[i].name, t[i].device);
+    snprintf(text + n, sizeof p->way - n, "%s%s over %s", n ? ", " : "", t[i].name, t[i].device);
     rdma |= is_rdma(t[i].name);
+    tcp |= !strcmp(t[i].name, "tcp");
   }
   RD2H_INFO("engine ucx: connected to %s by %s%s", p->name, *text ? text : "transports that UCX does not name",
             rdma ? " (RDMA)" : "");
   if (e->require_rdma && !rdma)
     return rd2h_fail(err, RD2H_UNSUPPORTED, "engine ucx: require_rdma is set, and UCX reaches %s by %s only: set up RDMA on both "
                      "hosts, or choose another transfer engine", p->name, *text ? text : "nothing that it names");
+  if (tcp && !rdma && !e->warned)
+    RD2H_WARN("engine ucx: %s is read by %s, without RDMA: slow. If both hosts have RDMA, look at tls= and devices= (or UCX_TLS, "
+              "UCX_NET_DEVICES); engine option require_rdma=1 refuses TCP. Said once; level info names the way to each peer", p->name,
+              text);
+  e->warned |= tcp && !rdma;
   return RD2H_OK;
 }
 
@@ -149,7 +157,7 @@ static int make(rd2h_engine *e, const struct ucx_connect *c, rd2h_peer *p, struc
   struct epoll_event ev = {.events = EPOLLIN, .data.ptr = p};
   if (!rc && p->pidfd >= 0 && epoll_ctl(e->epoll, EPOLL_CTL_ADD, p->pidfd, &ev))
     rc = rd2h_fail(err, RD2H_LIMIT, "engine ucx: cannot watch the process of %s", p->name);
-  return rc;
+  return rc ? rc : rd2h_ucx_trial_begin(e, p, &c->at, err); /* last: from here on UCX may write to the peer */
 }
 
 int rd2h_ucx_peer_connect(rd2h_engine *e, void *connect, struct rd2h_error *err) {
@@ -170,6 +178,7 @@ int rd2h_ucx_peer_connect(rd2h_engine *e, void *connect, struct rd2h_error *err)
   p->next = e->peers;
   e->peers = p;
   c->peer = p;
+  rd2h_ucx_busy(e, p);
   return RD2H_OK;
 }
 

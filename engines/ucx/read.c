@@ -30,7 +30,7 @@ void rd2h_ucx_signal(rd2h_engine *e) {
 }
 
 /* ---- gets ---- */
-static bool peer_is_gone(ucx_status st) {
+bool rd2h_ucx_peer_is_gone(ucx_status st) {
   return st == UCX_CANCELED || st == UCX_UNREACHABLE || st == UCX_NOT_CONNECTED || st == UCX_CONNECTION_RESET ||
          (st <= UCX_FIRST_LINK_FAILURE && st >= UCX_LAST_LINK_FAILURE) ||
          (st <= UCX_FIRST_ENDPOINT_FAILURE && st >= UCX_LAST_ENDPOINT_FAILURE);
@@ -38,7 +38,7 @@ static bool peer_is_gone(ucx_status st) {
 
 static void get_failed(rd2h_engine *e, struct ucx_slot *s, uint32_t i, ucx_status st) {
   rd2h_peer *p = s->peer;
-  if (peer_is_gone(st) && !p->lost)
+  if (rd2h_ucx_peer_is_gone(st) && !p->lost)
     p->failure = p->failure ? p->failure : st;
   if (s->status || p->lost || p->failure)
     return; /* has its cause, or gets that of the peer */
@@ -149,7 +149,7 @@ static bool to_end(const struct ucx_slot *s) {
 }
 
 static void post(rd2h_engine *e, rd2h_peer *p) {
-  for (struct ucx_slot *s = p->queue.head; s; s = s->next)
+  for (struct ucx_slot *s = p->trial.on ? NULL : p->queue.head; s; s = s->next)
     while (!all_posted(s) && !to_end(s)) {
       if (!s->b->len[s->i]) {
         s->i++;
@@ -162,14 +162,17 @@ static void post(rd2h_engine *e, rd2h_peer *p) {
 }
 
 /* ---- the life of a read ---- */
-void rd2h_ucx_begin(rd2h_engine *e, struct ucx_slot *s) {
-  rd2h_peer *p = s->peer;
-  rd2h_ucx_list_push(&p->queue, s);
+void rd2h_ucx_busy(rd2h_engine *e, rd2h_peer *p) {
   if (p->busy)
     return;
   p->busy = true;
   p->next_busy = e->busy;
   e->busy = p;
+}
+
+void rd2h_ucx_begin(rd2h_engine *e, struct ucx_slot *s) {
+  rd2h_ucx_list_push(&s->peer->queue, s);
+  rd2h_ucx_busy(e, s->peer);
 }
 
 static void complete(rd2h_engine *e, struct ucx_slot *s) {
@@ -239,10 +242,11 @@ static void sweep(rd2h_engine *e, rd2h_peer *p) {
 }
 
 bool rd2h_ucx_advance(rd2h_engine *e, rd2h_peer *p) {
+  rd2h_ucx_trial_check(e, p);
   post(e, p);
   if (p->failure && !p->lost)
     rd2h_ucx_peer_lose(e, p, e->ucx->status_text((ucx_status)p->failure));
   check(e, p);
   sweep(e, p);
-  return p->queue.head;
+  return p->queue.head || (p->trial.on && !p->lost);
 }

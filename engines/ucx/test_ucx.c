@@ -9,16 +9,20 @@
 #include <stddef.h>
 #include <cmocka.h>
 #include <poll.h>
+#include <pthread.h>
+#include <rd2h/log.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #define BYTES (1u << 20)
 #define WAIT_MS 20000
+#define SEED_AT 56
 
 static int open_with(const char *const *options, bool prefill, uint64_t timeout_ms, rd2h_eng **e, struct rd2h_error *err) {
   const struct rd2h_engine_opts o = {.size = sizeof o, .prefill = prefill, .host = "127.0.0.1", .options = options,
@@ -46,7 +50,7 @@ static void a_missing_library_is_named(void **state) {
   assert_non_null(strstr(err.text, "/nowhere/libucp.so.0"));
 }
 
-static void rdma_is_required_and_not_there(void **state) {
+static void T08_rdma_is_required_and_not_there(void **state) {
   struct rd2h_error err = {0};
   rd2h_eng *e;
   (void)state;
@@ -61,7 +65,8 @@ static const struct ucx_key keys[] = {{.base = 4096, .len = 100, .key = (const u
                                       {.base = UINT64_MAX - 9, .len = 9, .key = (const uint8_t *)"k", .key_len = 1}};
 static const struct ucx_conn sample = {.process = {.pid = 7, .start = 8, .pid_ns = 9, .boot_id = {1, 2, 3}},
                                        .address = (const uint8_t *)"address", .address_len = 7, .n = 3,
-                                       .key = (struct ucx_key *)keys};
+                                       .key = (struct ucx_key *)keys, .seed = 0x1122334455667788,
+                                       .pattern = {.base = 8192, .len = UCX_PATTERN, .key = (const uint8_t *)"kk", .key_len = 2}};
 
 static void connection_data_comes_back(void **state) {
   uint8_t data[256];
@@ -73,6 +78,10 @@ static void connection_data_comes_back(void **state) {
   assert_int_equal(rd2h_ucx_conn_decode((struct rd2h_blob){data, n}, &c, NULL), RD2H_OK);
   assert_memory_equal(&c.process, &sample.process, sizeof c.process);
   assert_int_equal(c.n, 3);
+  assert_true(c.seed == sample.seed);
+  assert_int_equal(c.pattern.base, 8192);
+  assert_int_equal(c.pattern.len, UCX_PATTERN);
+  assert_memory_equal(c.pattern.key, "kk", 2);
   assert_int_equal(c.address_len, 7);
   assert_memory_equal(c.address, "address", 7);
   for (uint32_t i = 0; i < 3; i++) {
@@ -89,9 +98,10 @@ static void each_field_is_checked(void **state) {
     uint32_t at;
     uint8_t value;
     const char *word;
-  } wrong[] = {{0, 2, "schema"}, {1, 1, "reserved"}, {6, 0xFF, "pid"}, {41, 0xFF, "regions"}, {40, 2, "behind its end"},
-               {40, 4, "bytes of region 3"}, {44, 0xFF, "address"}, {46, 0xFF, "address"}, {56 + 7 + 16, 0, "bounds of region 0"},
-               {56 + 7 + 17, 0xFF, "key"}, {56 + 7 + 16, 0xFF, "key"}, {56 + 7 + 15, 0xFF, ""}};
+  } wrong[] = {{0, 1, "schema"}, {1, 1, "reserved"}, {6, 0xFF, "pid"}, {41, 0xFF, "regions"}, {40, 2, "length of the pattern"},
+               {40, 4, "bytes of region 4"}, {44, 0xFF, "address"}, {46, 0xFF, "address"}, {64 + 7 + 16, 0, "bounds of region 0"},
+               {64 + 7 + 17, 0xFF, "key"}, {64 + 7 + 16, 0xFF, "key"}, {64 + 7 + 15, 0xFF, ""},
+               {64 + 7 + 3 * 20 + 4 + 8, 1, "length of the pattern 4097"}, {64 + 7 + 3 * 20 + 4 + 16, 1, "behind its end"}};
   uint8_t data[256];
   struct ucx_conn c;
   uint32_t n = rd2h_ucx_conn_size(&sample);
@@ -114,12 +124,50 @@ static void each_field_is_checked(void **state) {
 }
 
 /* ---- with a UCX ---- */
+/* What the engine logs, from its thread too, up to the first line that holds `wanted`. */
+static struct {
+  pthread_mutex_t lock;
+  const char *wanted;
+  int level;
+  char line[512];
+} heard = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void on_line(void *user, int level, const char *line) {
+  (void)user;
+  pthread_mutex_lock(&heard.lock);
+  if (!*heard.line && heard.wanted && strstr(line, heard.wanted)) {
+    snprintf(heard.line, sizeof heard.line, "%s", line);
+    heard.level = level;
+  }
+  pthread_mutex_unlock(&heard.lock);
+}
+
+static void listen_for(const char *wanted) {
+  pthread_mutex_lock(&heard.lock);
+  heard.wanted = wanted;
+  heard.line[0] = 0;
+  pthread_mutex_unlock(&heard.lock);
+}
+
+static void expect_heard(int level, const char *text) {
+  pthread_mutex_lock(&heard.lock);
+  bool good = heard.level == level && strstr(heard.line, text);
+  pthread_mutex_unlock(&heard.lock);
+  if (!good)
+    fail_msg("level %d, \"%s\": not level %d with \"%s\"", heard.level, heard.line, level, text);
+}
+
 struct pair {
   pid_t pid;
   uint64_t base;
   rd2h_eng *eng;
   rd2h_eng_peer *peer;
   uint8_t *memory;
+  uint8_t conn[4096];
+  struct rd2h_blob blob;
+  struct rd2h_batch batch;
+  void *local;
+  uint64_t remote, len;
 };
 
 static void prefill(int fd, const char *const *options) {
@@ -139,9 +187,16 @@ static void prefill(int fd, const char *const *options) {
   _exit(1);
 }
 
+/* foretell_wrong: another pattern than Prefill's. */
+static void pair_connect(struct pair *x, bool foretell_wrong) {
+  struct rd2h_blob session = {(const uint8_t *)"x", 1};
+  x->conn[SEED_AT] ^= foretell_wrong;
+  rd2h_ucx_conn_seal(x->conn, x->blob.len);
+  assert_int_equal(rd2h_eng_connect(x->eng, session, x->blob, 1, &x->peer, NULL), RD2H_OK);
+}
+
 /* False: there is no UCX. */
 static bool pair_open(struct pair *x, const char *const *options, uint64_t timeout_ms) {
-  static uint8_t conn[4096];
   int fd[2];
   assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fd), 0);
   *x = (struct pair){.pid = fork(), .memory = calloc(1, BYTES)};
@@ -154,10 +209,10 @@ static bool pair_open(struct pair *x, const char *const *options, uint64_t timeo
     free(x->memory);
     return false;
   }
-  struct rd2h_blob blob = {conn, (uint32_t)read(fd[0], conn, sizeof conn)}, session = {(const uint8_t *)"x", 1};
+  x->blob = (struct rd2h_blob){x->conn, (uint32_t)read(fd[0], x->conn, sizeof x->conn)};
   close(fd[0]);
   assert_int_equal(open_with(options, false, timeout_ms, &x->eng, NULL), RD2H_OK);
-  assert_int_equal(rd2h_eng_connect(x->eng, session, blob, 1, &x->peer, NULL), RD2H_OK);
+  pair_connect(x, false);
   return true;
 }
 
@@ -169,14 +224,19 @@ static void pair_close(struct pair *x) {
   free(x->memory);
 }
 
-static struct rd2h_completion read_some(struct pair *x, uint64_t remote, uint64_t len, const uint32_t *region) {
-  void *local[] = {x->memory};
-  const struct rd2h_batch b = {.id = 5, .n = 1, .bytes = len, .local = local, .remote = &remote, .len = &len,
-                               .remote_region = region};
+static void submit_some(struct pair *x, uint64_t remote, uint64_t len, const uint32_t *region) {
+  x->local = x->memory;
+  x->remote = remote;
+  x->len = len;
+  x->batch = (struct rd2h_batch){.id = 5, .n = 1, .bytes = len, .local = &x->local, .remote = &x->remote, .len = &x->len,
+                                 .remote_region = region};
+  assert_int_equal(rd2h_eng_submit(x->eng, x->peer, &x->batch), RD2H_OK);
+}
+
+static struct rd2h_completion completion_of(struct pair *x) {
   struct rd2h_completion c = {0};
   struct pollfd fd = {.fd = rd2h_eng_fd(x->eng), .events = POLLIN};
   uint64_t until = rd2h_now_ns() + WAIT_MS * RD2H_MS;
-  assert_int_equal(rd2h_eng_submit(x->eng, x->peer, &b), RD2H_OK);
   while (!rd2h_eng_poll(x->eng, &c, 1)) {
     struct rd2h_peer_event ev;
     rd2h_eng_events(x->eng, &ev, 1);
@@ -184,6 +244,11 @@ static struct rd2h_completion read_some(struct pair *x, uint64_t remote, uint64_
     poll(&fd, 1, 100);
   }
   return c;
+}
+
+static struct rd2h_completion read_some(struct pair *x, uint64_t remote, uint64_t len, const uint32_t *region) {
+  submit_some(x, remote, len, region);
+  return completion_of(x);
 }
 
 /* Nothing outside of what was published is asked for, however the numbers wrap; the peer goes on. */
@@ -226,12 +291,100 @@ static void a_peer_that_stands_still(void **state) {
   pair_close(&x);
 }
 
+/* A bit of what is read is wrong. */
+static void damage_pattern(struct pair *x, uint32_t at) {
+  struct ucx_conn c;
+  uint8_t byte;
+  assert_int_equal(rd2h_ucx_conn_decode(x->blob, &c, NULL), RD2H_OK);
+  struct iovec here = {&byte, 1}, there = {(void *)(uintptr_t)(c.pattern.base + at), 1};
+  rd2h_free(c.key);
+  assert_int_equal(process_vm_readv(x->pid, &here, 1, &there, 1, 0), 1);
+  byte ^= 0x10;
+  assert_int_equal(process_vm_writev(x->pid, &here, 1, &there, 1, 0), 1);
+}
+
+/* The peer is down at once, and nothing is read of it. */
+static void T04_wrong_bytes_end_the_peer(void **state) {
+  static const char *const options[] = {"tls=tcp", NULL};
+  struct rd2h_peer_event ev = {.up = true};
+  struct pair x;
+  (void)state;
+  listen_for("nothing is read of x");
+  if (!pair_open(&x, options, 0))
+    skip();
+  rd2h_eng_disconnect(x.eng, x.peer);
+  damage_pattern(&x, 4001);
+  pair_connect(&x, false);
+  struct pollfd fd = {.fd = rd2h_eng_fd(x.eng), .events = POLLIN};
+  assert_int_equal(poll(&fd, 1, WAIT_MS), 1);
+  assert_int_equal(rd2h_eng_events(x.eng, &ev, 1), 1);
+  assert_false(ev.up);
+  assert_int_equal(ev.status, RD2H_PEER_LOST);
+  expect_heard(RD2H_LOG_ERROR, "tcp over ");
+  expect_heard(RD2H_LOG_ERROR, "byte 4001 is 0x");
+  void *local[] = {x.memory};
+  const uint64_t len = BYTES;
+  const struct rd2h_batch b = {.id = 5, .n = 1, .bytes = len, .local = local, .remote = &x.base, .len = &len};
+  assert_int_equal(rd2h_eng_submit(x.eng, x.peer, &b), RD2H_PEER_LOST);
+  pair_close(&x);
+}
+
+/* Reads that were submitted while the pattern was on its way. */
+static void T04_reads_wait_for_the_pattern(void **state) {
+  static const char *const options[] = {"tls=tcp", NULL};
+  struct pair x;
+  (void)state;
+  if (!pair_open(&x, options, 3000))
+    skip();
+  assert_int_equal(read_some(&x, x.base, BYTES, NULL).status, RD2H_OK);
+  rd2h_eng_disconnect(x.eng, x.peer);
+  kill(x.pid, SIGSTOP);
+  pair_connect(&x, true);
+  memset(x.memory, 0, BYTES);
+  submit_some(&x, x.base, BYTES, NULL);
+  kill(x.pid, SIGCONT);
+  struct rd2h_completion c = completion_of(&x);
+  assert_int_equal(c.status, RD2H_PEER_LOST);
+  assert_int_equal(c.bytes, 0);
+  assert_non_null(strstr(rd2h_eng_last_error(x.eng, 5), "pattern"));
+  for (uint32_t i = 0; i < BYTES; i++)
+    assert_int_equal(x.memory[i], 0);
+  pair_close(&x);
+}
+
+static void T04_the_log_names_transport_and_device(void **state) {
+  static const char *const options[] = {"tls=tcp", "devices=lo", NULL};
+  struct pair x;
+  (void)state;
+  listen_for("connected to x");
+  if (!pair_open(&x, options, 0))
+    skip();
+  expect_heard(RD2H_LOG_INFO, "by tcp over lo");
+  assert_int_equal(read_some(&x, x.base, 64, NULL).status, RD2H_OK);
+  pair_close(&x);
+}
+
+static void T08_tcp_is_warned_of(void **state) {
+  static const char *const options[] = {"tls=tcp", NULL};
+  struct pair x;
+  (void)state;
+  listen_for("without RDMA");
+  if (!pair_open(&x, options, 0))
+    skip();
+  expect_heard(RD2H_LOG_WARN, "tcp over ");
+  expect_heard(RD2H_LOG_WARN, "require_rdma=1");
+  pair_close(&x);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(options_are_checked),        cmocka_unit_test(a_missing_library_is_named),
-    cmocka_unit_test(rdma_is_required_and_not_there), cmocka_unit_test(connection_data_comes_back),
+    cmocka_unit_test(T08_rdma_is_required_and_not_there), cmocka_unit_test(connection_data_comes_back),
     cmocka_unit_test(each_field_is_checked),      cmocka_unit_test(ranges_are_checked_here),
-    cmocka_unit_test(a_peer_that_stands_still),
+    cmocka_unit_test(a_peer_that_stands_still),   cmocka_unit_test(T04_wrong_bytes_end_the_peer),
+    cmocka_unit_test(T04_reads_wait_for_the_pattern), cmocka_unit_test(T04_the_log_names_transport_and_device),
+    cmocka_unit_test(T08_tcp_is_warned_of),
   };
+  rd2h_log_set(on_line, NULL, RD2H_LOG_INFO);
   return cmocka_run_group_tests_name("ucx", tests, NULL, NULL);
 }

@@ -151,6 +151,47 @@ static int take_back(rd2h_engine *e, void *region, struct rd2h_error *err) {
   return RD2H_OK;
 }
 
+static int map(rd2h_engine *e, const struct rd2h_region *what, struct ucx_region *r, struct rd2h_error *err) {
+  const struct ucx_mem_map_params params = {.mask = UCX_MEM_MAP_ADDRESS | UCX_MEM_MAP_LENGTH, .address = what->base,
+                                            .length = what->len};
+  rd2h_ucx_said();
+  ucx_status st = e->ucx->mem_map(e->context, &params, &r->memh);
+  if (st != UCX_OK)
+    r->memh = NULL;
+  else if (e->prefill)
+    st = e->ucx->rkey_pack(e->context, r->memh, &r->packed, &r->packed_len);
+  if (st == UCX_OK && r->packed_len > UCX_KEY_MAX)
+    st = UCX_NO_MEMORY;
+  if (st != UCX_OK) {
+    take_back(e, r, NULL);
+    return rd2h_fail(err, st == UCX_NO_MEMORY ? RD2H_NOMEM : RD2H_IO, "engine ucx: cannot register %llu bytes at %p: %s%s; look "
+                     "at the limit of locked memory (ulimit -l)", (unsigned long long)what->len, what->base,
+                     e->ucx->status_text(st), rd2h_ucx_said());
+  }
+  r->base = (uintptr_t)what->base;
+  r->len = what->len;
+  return RD2H_OK;
+}
+
+static int open_pattern(rd2h_engine *e, struct rd2h_error *err) {
+  if (!e->prefill)
+    return RD2H_OK;
+  uint8_t *p;
+  int rc = rd2h_ucx_pattern_new(e, &p, err);
+  if (rc)
+    return rc;
+  rc = map(e, &(struct rd2h_region){.base = p, .len = UCX_PATTERN}, &e->pattern, err);
+  if (rc)
+    rd2h_free(p);
+  return rc;
+}
+
+static void close_pattern(rd2h_engine *e) {
+  void *p = (void *)(uintptr_t)e->pattern.base;
+  take_back(e, &e->pattern, NULL);
+  rd2h_free(p);
+}
+
 static void ucx_close(rd2h_engine *e) {
   while (e->peers && !rd2h_ucx_order(e, rd2h_ucx_peer_disconnect, e->peers, NULL))
     ;
@@ -158,6 +199,8 @@ static void ucx_close(rd2h_engine *e) {
   rd2h_ucx_loop_stop(e);
   for (uint32_t i = 0; e->region && i < e->n_regions && !stuck; i++)
     take_back(e, &e->region[i], NULL);
+  if (e->pattern.len)
+    close_pattern(e);
   if (e->worker && !stuck)
     e->ucx->worker_destroy(e->worker);
   if (e->context && !stuck)
@@ -205,6 +248,7 @@ static int ucx_open(const struct rd2h_host *host, const struct rd2h_engine_opts 
   rc = rc ? rc : open_tables(e, err);
   rc = rc ? rc : open_context(e, &own, err);
   rc = rc ? rc : open_worker(e, err);
+  rc = rc ? rc : open_pattern(e, err);
   rc = rc ? rc : open_descriptors(e, err);
   rc = rc ? rc : rd2h_ucx_loop_start(e, err);
   pthread_sigmask(SIG_SETMASK, &old, NULL);
@@ -226,29 +270,12 @@ struct registration {
 
 static int register_region(rd2h_engine *e, void *arg, struct rd2h_error *err) {
   const struct registration *g = arg;
-  const struct ucx_mem_map_params params = {.mask = UCX_MEM_MAP_ADDRESS | UCX_MEM_MAP_LENGTH, .address = g->what->base,
-                                            .length = g->what->len};
   if (e->n_regions == UCX_REGIONS_MAX)
     return rd2h_fail(err, RD2H_LIMIT, "engine ucx: more than %u regions cannot be registered: register larger ones",
                      UCX_REGIONS_MAX);
-  struct ucx_region *r = &e->region[e->n_regions];
-  rd2h_ucx_said();
-  ucx_status st = e->ucx->mem_map(e->context, &params, &r->memh);
-  if (st != UCX_OK)
-    r->memh = NULL;
-  else if (e->prefill)
-    st = e->ucx->rkey_pack(e->context, r->memh, &r->packed, &r->packed_len);
-  if (st == UCX_OK && r->packed_len > UCX_KEY_MAX)
-    st = UCX_NO_MEMORY;
-  if (st != UCX_OK) {
-    take_back(e, r, NULL);
-    return rd2h_fail(err, st == UCX_NO_MEMORY ? RD2H_NOMEM : RD2H_IO, "engine ucx: cannot register %llu bytes at %p: %s%s; look "
-                     "at the limit of locked memory (ulimit -l)", (unsigned long long)g->what->len, g->what->base,
-                     e->ucx->status_text(st),
-                     rd2h_ucx_said());
-  }
-  r->base = (uintptr_t)g->what->base;
-  r->len = g->what->len;
+  int rc = map(e, g->what, &e->region[e->n_regions], err);
+  if (rc)
+    return rc;
   *g->region = e->n_regions++;
   return RD2H_OK;
 }
@@ -269,23 +296,26 @@ struct publication {
   uint32_t cap, *len;
 };
 
+static struct ucx_key key_of(const struct ucx_region *r) {
+  return (struct ucx_key){.base = r->base, .len = r->len, .key = r->packed, .key_len = (uint32_t)r->packed_len};
+}
+
 static int publish_all(rd2h_engine *e, void *arg, struct rd2h_error *err) {
   const struct publication *out = arg;
   size_t address_len;
   void *address;
   int rc = RD2H_OK;
   (void)err;
-  struct ucx_conn c = {.process = e->self, .n = e->n_regions, .key = rd2h_calloc(e->n_regions + 1, sizeof *c.key)};
+  struct ucx_conn c = {.process = e->self, .n = e->n_regions, .seed = e->seed, .pattern = key_of(&e->pattern),
+                       .key = rd2h_calloc(e->n_regions + 1, sizeof *c.key)};
   if (!c.key)
     return RD2H_NOMEM;
   if (e->ucx->worker_get_address(e->worker, &address, &address_len) != UCX_OK) {
     rd2h_free(c.key);
     return RD2H_IO;
   }
-  for (uint32_t i = 0; i < c.n; i++) {
-    const struct ucx_region *r = &e->region[i];
-    c.key[i] = (struct ucx_key){.base = r->base, .len = r->len, .key = r->packed, .key_len = (uint32_t)r->packed_len};
-  }
+  for (uint32_t i = 0; i < c.n; i++)
+    c.key[i] = key_of(&e->region[i]);
   c.address = address;
   c.address_len = (uint32_t)address_len;
   *out->len = rd2h_ucx_conn_size(&c);

@@ -19,6 +19,7 @@
 #define UCX_ADDRESS_MAX 65536u
 #define UCX_KEY_MAX 4096u
 #define UCX_CONN_MAX (1u << 20)
+#define UCX_PATTERN 4096u     /* bytes that a connection is tried with */
 #define UCX_TIMEOUT_NS (31000 * RD2H_MS) /* where the options name none */
 
 /* ---- load.c: the library, once a process ---- */
@@ -44,6 +45,8 @@ struct ucx_conn {
   const uint8_t *address; /* of the UCX worker, in the blob */
   uint32_t address_len, n;
   struct ucx_key *key;    /* n of them, by region index; len 0: taken back */
+  struct ucx_key pattern; /* UCX_PATTERN bytes that follow from the seed */
+  uint64_t seed;
 };
 uint32_t rd2h_ucx_conn_size(const struct ucx_conn *);
 void rd2h_ucx_conn_encode(const struct ucx_conn *, uint8_t *out);
@@ -86,6 +89,15 @@ struct ucx_region {
   size_t packed_len;
 };
 
+/* The first read of a connection. */
+struct ucx_trial {
+  bool on, landed;
+  ucx_status status; /* once landed */
+  uint64_t begin, seed;
+  void *rkey;
+  uint8_t got[UCX_PATTERN];
+};
+
 struct rd2h_peer {
   rd2h_peer *next, *next_busy, *next_down;
   rd2h_engine *e;
@@ -96,6 +108,8 @@ struct rd2h_peer {
   uint32_t n, hint;
   int pidfd;
   char name[64];       /* the session, for people */
+  char way[192];       /* transports and devices, as UCX names them */
+  struct ucx_trial trial; /* nothing else is read while it is on */
   struct ucx_list queue; /* reads of it that have not ended, in order */
   uint32_t open;       /* gets under way */
   uint64_t open_bytes, landed_ns;
@@ -132,6 +146,9 @@ struct rd2h_engine {
   uint64_t now;              /* of the turn under way */
   struct ucx_region *region; /* UCX_REGIONS_MAX */
   uint32_t n_regions, hint;
+  bool warned;               /* that there is no RDMA */
+  struct ucx_region pattern; /* on Prefill */
+  uint64_t seed;
   /* guarded by the lock */
   pthread_mutex_t lock;
   pthread_cond_t ordered;
@@ -165,10 +182,19 @@ int rd2h_ucx_peer_disconnect(rd2h_engine *, void *peer, struct rd2h_error *);
 void rd2h_ucx_peer_lose(rd2h_engine *, rd2h_peer *, const char *why);
 bool rd2h_ucx_peer_died(const rd2h_peer *); /* its process, seen from this host, has ended */
 
+/* ---- pattern.c: on the thread, but for open and close ---- */
+/* Prefill's: UCX_PATTERN bytes of a random seed, to be mapped by the caller. */
+int rd2h_ucx_pattern_new(rd2h_engine *, uint8_t **out, struct rd2h_error *);
+int rd2h_ucx_trial_begin(rd2h_engine *, rd2h_peer *, const struct ucx_conn *, struct rd2h_error *);
+/* Ends the trial, or the peer, once the pattern is here or does not come. */
+void rd2h_ucx_trial_check(rd2h_engine *, rd2h_peer *);
+
 /* ---- read.c: on the thread ---- */
+bool rd2h_ucx_peer_is_gone(ucx_status); /* what a get says when its peer is lost */
 void rd2h_ucx_list_push(struct ucx_list *, struct ucx_slot *);
 struct ucx_slot *rd2h_ucx_list_pop(struct ucx_list *);
 void rd2h_ucx_begin(rd2h_engine *, struct ucx_slot *);
+void rd2h_ucx_busy(rd2h_engine *, rd2h_peer *); /* it is advanced until nothing is left of it */
 /* Posts what may be under way, ends what has ended; false: nothing is left of this peer. */
 bool rd2h_ucx_advance(rd2h_engine *, rd2h_peer *);
 void rd2h_ucx_signal(rd2h_engine *); /* with the lock held: fd() follows the lists */

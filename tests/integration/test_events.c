@@ -245,7 +245,7 @@ static void shutdown_is_bounded(void **state) {
 }
 
 /* ---- threads ---- */
-static void every_thread_has_its_device(void **state) {
+static void T09_every_thread_has_its_device(void **state) {
   (void)state;
   struct pair x;
   open_pair(&x, 1, NULL);
@@ -253,6 +253,7 @@ static void every_thread_has_its_device(void **state) {
   rd2h_decode_destroy(x.d);
   x.d = rig_decode(&x.dst, &(struct rd2h_decode_opts){.device = "ascend,id=2", .engine_threads = 3});
   assert_true(standin_await_threads(2, 4, RIG_WAIT_MS)); /* control, three that read */
+  assert_false(standin_await_threads(0, 1, 0)); /* nobody had the first device, which is what a thread without one would use */
   close_pair(&x);
 }
 
@@ -289,7 +290,7 @@ int main(void) {
       cmocka_unit_test(event_that_cannot_be_recorded),
       cmocka_unit_test(raise_says_it_at_the_next_hook),
       cmocka_unit_test(shutdown_is_bounded),
-      cmocka_unit_test(every_thread_has_its_device),
+      cmocka_unit_test(T09_every_thread_has_its_device),
       cmocka_unit_test(a_device_that_is_not_there_is_refused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
