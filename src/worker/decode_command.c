@@ -249,7 +249,7 @@ bool dw_run_commands(rd2h_dw *w) {
   struct dw_command *c = w->command;
   bool stop = w->stop;
   w->command = NULL;
-  if (c || stop || w->dump.asked != w->dump.made)
+  if (c || stop)
     rd2h_eventfd_clear(w->command_fd);
   pthread_mutex_unlock(&w->mu);
   while (c) {
@@ -318,6 +318,8 @@ static void dump(rd2h_dw *w) {
                 s->reads_in_flight, w->n_queued, s->parked_now, s->quarantined, s->quarantined_blocks);
   rd2h_dm_dump(w->dm, peer_name, w, w->now, b);
   rd2h_dump_made(&w->dump);
+  if (!w->command && !w->stop) /* asked for in this turn or before it: a descriptor that stayed set would keep this thread awake */
+    rd2h_eventfd_clear(w->command_fd);
 }
 
 void dw_publish(rd2h_dw *w) {

@@ -152,6 +152,7 @@ int pw_turn_open(rd2h_pw *w, struct rd2h_error *err) {
   int rc = open_descriptors(w, err);
   rc = rc ? rc : rd2h_epoll_add(w->sleep, w->item_fd, KEY_ITEMS, err);
   rc = rc ? rc : rd2h_epoll_add(w->sleep, w->epoll, KEY_SOCKETS, err);
+  rc = rc ? rc : rd2h_epoll_add(w->epoll, w->item_fd, PW_KEY_NONE, err); /* also for a caller that waits with the role */
   rc = rc || rd2h_dev_fd(w->dev) < 0 ? rc : rd2h_epoll_add(w->epoll, rd2h_dev_fd(w->dev), PW_KEY_NONE, err);
   return rc || engine_fd < 0 ? rc : rd2h_epoll_add(w->epoll, engine_fd, PW_KEY_NONE, err);
 }

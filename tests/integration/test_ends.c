@@ -5,6 +5,8 @@
 #include <cmocka.h>
 #include <dirent.h>
 #include <poll.h>
+#include <pthread.h>
+#include <time.h>
 #include <zmq.h>
 
 static const struct rig_shape shape = {.layers = 2, .blocks = 64, .indexer_mask = 2};
@@ -60,6 +62,60 @@ static void shows(const char *text, const char *what) {
     fail_msg("\"%s\" is not in:\n%s", what, text);
 }
 
+static void *wait_in_vain(void *prefill) {
+  struct rd2h_error err;
+  RIG_CHECK(rd2h_prefill_wait_layer(prefill, 0, 1000, &err) == RD2H_TIMEOUT);
+  return NULL;
+}
+
+/* The caller's thread waits for a reader and does the sender's work meanwhile: it answers, too. */
+static void shows_while_the_caller_waits(rd2h_prefill *p, char *text, size_t cap) {
+  pthread_t thread;
+  assert_int_equal(pthread_create(&thread, NULL, wait_in_vain, p), 0);
+  nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL); /* until it waits */
+  uint64_t begin = rd2h_now_ns();
+  rd2h_prefill_dump(p, text, cap);
+  assert_true(rd2h_now_ns() - begin < 600 * RD2H_MS);
+  pthread_join(thread, NULL);
+  shows(text, "  storage kept for 127.0.0.1:");
+}
+
+#define ASKERS 8
+#define ROUNDS 20
+
+static pthread_barrier_t all_ask;
+
+static void *ask(void *decode) {
+  char text[256];
+  pthread_barrier_wait(&all_ask);
+  rd2h_decode_dump(decode, text, sizeof text);
+  return NULL;
+}
+
+/* Questions that come while an earlier one is answered: a rank that has answered them all sleeps. */
+static void asking_keeps_nobody_awake(void **state) {
+  (void)state;
+  struct rig_side dst;
+  pthread_t thread[ASKERS];
+  clock_t awake = 0;
+  pthread_barrier_init(&all_ask, NULL, ASKERS);
+  rig_side_open(&dst, &shape);
+  rd2h_decode *d = rig_decode(&dst, &(struct rd2h_decode_opts){.engine = "noop"});
+  for (int round = 0; round < ROUNDS; round++) {
+    for (int i = 0; i < ASKERS; i++)
+      assert_int_equal(pthread_create(&thread[i], NULL, ask, d), 0);
+    for (int i = 0; i < ASKERS; i++)
+      pthread_join(thread[i], NULL);
+    clock_t begin = clock();
+    nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+    awake += clock() - begin;
+  }
+  assert_true(awake < ROUNDS * CLOCKS_PER_SEC / 1000);
+  pthread_barrier_destroy(&all_ask);
+  rd2h_decode_destroy(d);
+  rig_side_close(&dst);
+}
+
 /* What waits for whom can be asked for while it waits. */
 static void state_of_both(void **state) {
   (void)state;
@@ -109,6 +165,7 @@ static void state_of_both(void **state) {
   assert_string_equal(little, "prefill");
   rd2h_prefill_stats(p, &ps);
   assert_true(ps.oldest_wait_ms < RIG_WAIT_MS);
+  shows_while_the_caller_waits(p, text, sizeof text);
   rd2h_prefill_destroy(p);
   rd2h_decode_destroy(d);
   rig_side_close(&src);
@@ -238,6 +295,7 @@ static void thousand_dead_endpoints(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(refused_prefill_tells), cmocka_unit_test(state_of_both),
+                                     cmocka_unit_test(asking_keeps_nobody_awake),
                                      cmocka_unit_test(D02_D03_restart_of_either), cmocka_unit_test(thousand_dead_endpoints)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
