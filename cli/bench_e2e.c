@@ -319,5 +319,7 @@ int bench_e2e(int argc, char **argv) {
     print_result(&o, &r);
   else
     fprintf(stderr, "rd2h bench e2e: %s\n", err.text[0] ? err.text : rd2h_status_text(rc));
+  free(c.from);
+  free(c.to);
   return rc ? EXIT_FAILED : EXIT_OK;
 }
