@@ -373,6 +373,7 @@ static void T08_tcp_is_warned_of(void **state) {
     skip();
   expect_heard(RD2H_LOG_WARN, "tcp over ");
   expect_heard(RD2H_LOG_WARN, "require_rdma=1");
+  assert_non_null(strstr(rd2h_eng_way(x.eng, x.peer), "tcp over "));
   pair_close(&x);
 }
 

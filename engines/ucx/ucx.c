@@ -438,8 +438,14 @@ static const char *ucx_last_error(rd2h_engine *e, uint64_t id) {
   return text;
 }
 
+static const char *ucx_way(rd2h_engine *e, rd2h_peer *p) {
+  (void)e;
+  return p->way;
+}
+
 const struct rd2h_engine_ops rd2h_engine_ucx = {
   .abi = RD2H_ENGINE_ABI, .size = sizeof rd2h_engine_ucx, .name = "ucx", .open = ucx_open, .close = ucx_close, .reg = ucx_reg,
   .dereg = ucx_dereg, .publish = ucx_publish, .connect = ucx_connect, .disconnect = ucx_disconnect, .submit = ucx_submit,
   .cancel = ucx_cancel, .poll = ucx_poll, .events = ucx_events, .fd = ucx_fd, .stats = ucx_stats, .last_error = ucx_last_error,
+  .way = ucx_way,
 };

@@ -137,6 +137,8 @@ struct rd2h_engine_ops {
    * return of revoke nothing is read any more by who shows that data. Without them publish's data serves every reader. */
   int (*publish_for)(rd2h_engine *, uint64_t reader, uint8_t *buf, uint32_t cap, uint32_t *len);
   void (*revoke)(rd2h_engine *, uint64_t reader);
+  /* What the peer is read by, for people: transports and devices. It lives as long as the peer. The slot may be NULL. */
+  const char *(*way)(rd2h_engine *, rd2h_peer *);
 };
 
 #ifdef __cplusplus

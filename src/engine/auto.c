@@ -164,10 +164,16 @@ static const char *auto_last_error(rd2h_eng *e, uint64_t id) {
   return text;
 }
 
+static const char *auto_way(rd2h_eng *e, rd2h_eng_peer *base) {
+  struct auto_peer *p = (struct auto_peer *)base;
+  return rd2h_eng_way(((struct several *)e)->part[p->part], p->peer);
+}
+
 static const struct rd2h_eng_face auto_face = {
   .close = auto_close, .reg = auto_reg, .publish = auto_publish, .revoke = auto_revoke, .part = auto_part, .connect = auto_connect,
   .choose = auto_choose, .disconnect = auto_disconnect, .submit = auto_submit, .cancel = auto_cancel, .poll = auto_poll,
   .events = auto_events, .fd = auto_fd, .stats = auto_stats, .last_error = auto_last_error,
+  .way = auto_way,
 };
 
 /* ---- open ---- */

@@ -204,6 +204,10 @@ void rd2h_eng_stats(rd2h_eng *e, struct rd2h_engine_stats *s) {
   e->face->stats(e, s);
 }
 
+const char *rd2h_eng_way(rd2h_eng *e, rd2h_eng_peer *p) {
+  return e->face->way(e, p);
+}
+
 const char *rd2h_eng_last_error(rd2h_eng *e, uint64_t id) {
   const char *text = e->face->last_error(e, id);
   return text ? text : "the engine gave no reason";

@@ -59,6 +59,8 @@ int rd2h_eng_poll(rd2h_eng *, struct rd2h_completion *, int n);
 int rd2h_eng_events(rd2h_eng *, struct rd2h_peer_event *, int n);
 int rd2h_eng_fd(rd2h_eng *);
 void rd2h_eng_stats(rd2h_eng *, struct rd2h_engine_stats *);
+/* Transports and devices that the peer is read by, for people; "" where the engine has no choice of them. Lives as long as the peer. */
+const char *rd2h_eng_way(rd2h_eng *, rd2h_eng_peer *);
 /* Why the read failed that the latest poll yielded under this id; lives until the next poll. Never NULL. */
 const char *rd2h_eng_last_error(rd2h_eng *, uint64_t id);
 #endif

@@ -24,6 +24,7 @@ struct rd2h_eng_face {
   void (*stats)(rd2h_eng *, struct rd2h_engine_stats *);
   const char *(*last_error)(rd2h_eng *, uint64_t id); /* NULL: nothing known */
   const char *(*session)(rd2h_eng *); /* NULL: it has none of its own */
+  const char *(*way)(rd2h_eng *, rd2h_eng_peer *);
 };
 
 struct rd2h_eng {
@@ -54,6 +55,7 @@ int rd2h_module_connect(struct rd2h_module *m, struct rd2h_blob session, struct 
                         struct rd2h_error *);
 void rd2h_module_disconnect(struct rd2h_module *m, rd2h_eng_peer *p); /* unlinks, fences */
 const char *rd2h_module_session(rd2h_eng *);
+const char *rd2h_module_way(rd2h_eng *, rd2h_eng_peer *);
 int rd2h_module_events(rd2h_eng *, struct rd2h_peer_event *, int n);
 
 struct rd2h_fault_opts {

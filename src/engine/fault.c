@@ -191,11 +191,15 @@ static const char *fault_session(rd2h_eng *e) {
   return rd2h_eng_session(((struct fault *)e)->inner);
 }
 
+static const char *fault_way(rd2h_eng *e, rd2h_eng_peer *p) {
+  return rd2h_eng_way(((struct fault *)e)->inner, p);
+}
+
 static const struct rd2h_eng_face fault_face = {
   .close = fault_close, .reg = fault_reg, .publish = fault_publish, .revoke = fault_revoke, .part = fault_part, .connect = fault_connect,
   .choose = fault_choose, .disconnect = fault_disconnect,
   .submit = fault_submit, .cancel = fault_cancel, .poll = fault_poll, .events = fault_events, .fd = fault_fd,
-  .stats = fault_stats, .last_error = fault_last_error, .session = fault_session,
+  .stats = fault_stats, .last_error = fault_last_error, .session = fault_session, .way = fault_way,
 };
 
 static int open_fds(struct fault *f, struct rd2h_error *err) {

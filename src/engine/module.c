@@ -134,6 +134,11 @@ const char *rd2h_module_session(rd2h_eng *e) {
   return m->ops->session ? m->ops->session(m->self) : NULL;
 }
 
+const char *rd2h_module_way(rd2h_eng *e, rd2h_eng_peer *p) {
+  struct rd2h_module *m = (struct rd2h_module *)e;
+  return m->ops->way ? m->ops->way(m->self, p->peer) : "";
+}
+
 /* ---- plain ---- */
 
 static int plain_connect(rd2h_eng *e, struct rd2h_blob session, struct rd2h_blob conn, uint64_t cookie, rd2h_eng_peer **out,
@@ -199,7 +204,7 @@ static const struct rd2h_eng_face plain_face = {
   .close = plain_close, .reg = rd2h_module_reg, .publish = rd2h_module_publish, .revoke = rd2h_module_revoke, .connect = plain_connect,
   .disconnect = plain_disconnect, .submit = plain_submit, .cancel = plain_cancel, .poll = plain_poll,
   .events = rd2h_module_events, .fd = plain_fd, .stats = plain_stats, .last_error = plain_last_error,
-  .session = rd2h_module_session,
+  .session = rd2h_module_session, .way = rd2h_module_way,
 };
 
 int rd2h_plain_open(const struct rd2h_module *opened, rd2h_eng **out, struct rd2h_error *err) {

@@ -262,7 +262,7 @@ static const struct rd2h_eng_face pool_face = {
   .close = pool_close, .reg = rd2h_module_reg, .publish = rd2h_module_publish, .revoke = rd2h_module_revoke, .connect = pool_connect,
   .disconnect = pool_disconnect, .submit = pool_submit, .cancel = pool_cancel, .poll = pool_poll,
   .events = rd2h_module_events, .fd = pool_fd, .stats = pool_stats, .last_error = pool_last_error,
-  .session = rd2h_module_session,
+  .session = rd2h_module_session, .way = rd2h_module_way,
 };
 
 static void init_sync(struct pool *p) {

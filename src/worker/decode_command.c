@@ -304,7 +304,8 @@ static void take_stats(rd2h_dw *w, struct rd2h_decode_stats *s) {
 
 static const char *peer_name(void *arg, uint32_t peer) {
   const rd2h_dw *w = arg;
-  return peer < w->n_peers && w->peer[peer] ? w->peer[peer]->session : "-";
+  const struct dw_peer *p = peer < w->n_peers ? w->peer[peer] : NULL;
+  return !p ? "-" : p->way[0] ? p->way : p->session;
 }
 
 /* With mu held. */
@@ -318,7 +319,7 @@ static void dump(rd2h_dw *w) {
                 s->reads_in_flight, w->n_queued, s->parked_now, s->quarantined, s->quarantined_blocks);
   rd2h_dm_dump(w->dm, peer_name, w, w->now, b);
   rd2h_dump_made(&w->dump);
-  if (!w->command && !w->stop) /* asked for in this turn or before it: a descriptor that stayed set would keep this thread awake */
+  if (!w->command && !w->stop) /* also asked for in this turn: if it stayed set, this thread would not sleep */
     rd2h_eventfd_clear(w->command_fd);
 }
 

@@ -31,6 +31,7 @@ struct dw_peer {
   uint8_t identity_n;
   uint8_t identity[DW_IDENTITY_MAX];
   char session[64]; /* for log lines */
+  char way[288];    /* session, engine, transports and devices: for the dump */
   rd2h_eng_peer *conn;
   size_t held; /* bytes of messages that it makes us hold */
   struct dw_batch *head, *tail; /* reads that the engine has not taken yet */
