@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import xml.etree.ElementTree as xml
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -244,9 +245,18 @@ def strangers_at_the_control_port():
                 sock.sendall(rubbish)
                 with suppress(OSError):  # it may have been sent away already
                     sock.shutdown(socket.SHUT_WR)
-        assert decode(port, "--engine", "tcp").status == 0
+        slow = socket.create_connection(("127.0.0.1", port))
+        slow.sendall(b"RDPD\xff\xff\0\0")
+
+        def dribble():
+            with closing(slow), suppress(OSError):  # sent away three seconds after it came
+                for _ in range(500):
+                    slow.sendall(b" ")
+                    time.sleep(0.02)
+        threading.Thread(target=dribble, daemon=True).start()
+        assert decode(port, "--engine", "tcp", "--timeout", "8").status == 0
         done = Done(process)
-    assert done.status == 0 and done.out.count("ignored") == 6, done
+    assert done.status == 0 and done.out.count("ignored") == 7, done
 
 
 def a_stranger_instead_of_prefill():
