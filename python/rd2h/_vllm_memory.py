@@ -32,7 +32,7 @@ class SharedCache(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None) -> Any:
         kwargs = kwargs or {}
         size = _bytes_wanted(args, kwargs) if func is torch.zeros else 0
-        shared = _allocate(size) if size >= LEAST else None
+        shared = _allocate(size, kwargs["dtype"]) if size >= LEAST else None
         return func(*args, **kwargs) if shared is None else shared
 
 
@@ -47,11 +47,11 @@ def _bytes_wanted(args: tuple, kwargs: dict[str, Any]) -> int:
     return size if plain and cpu and isinstance(size, int) else 0
 
 
-def _allocate(size: int) -> torch.Tensor | None:
+def _allocate(size: int, dtype: torch.dtype) -> torch.Tensor | None:
     err = _error()
     p = lib.rd2h_shared_alloc(size, lib.RD2H_SHARED_HUGE, err)
     if p == ffi.NULL:
         logger.warning("rd2h: shared_memory: %s; this KV cache is ordinary memory", _str(err.text))
         return None
     # Kept for as long as any tensor stands on it, and then for the life of the process: engines may still offer it.
-    return torch.frombuffer(ffi.buffer(p, size), dtype=torch.int8)
+    return torch.frombuffer(ffi.buffer(p, size), dtype=dtype)

@@ -62,7 +62,8 @@ class Rd2hStats(KVConnectorStats):
 
 
 class Growth:
-    """Turns a rank's counters into what they grew by since the last look; gauges come when they have changed."""
+    """Turns a rank's counters into what they grew by since the last look; gauges come as long as they are not 0,
+    and once with 0: where one rank's falls, another's that stands still must still count."""
 
     def __init__(self, prefill: bool) -> None:
         self._role = "prefill" if prefill else "decode"
@@ -72,7 +73,7 @@ class Growth:
 
     def take(self, stats: dict[str, int]) -> Rd2hStats | None:
         grown = {f"{self._role}_{n}": stats[n] - self._last.get(n, 0) for n in self._names if stats[n] > self._last.get(n, 0)}
-        grown |= {f"{self._role}_{n}": stats[n] for n in self._gauges if stats[n] != self._last.get(n, 0)}
+        grown |= {f"{self._role}_{n}": stats[n] for n in self._gauges if stats[n] or self._last.get(n, 0)}
         self._last = stats
         return Rd2hStats(data=grown) if grown else None
 

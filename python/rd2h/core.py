@@ -7,6 +7,7 @@ An object belongs to one thread unless its C header says otherwise. What the cal
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -346,7 +347,20 @@ class DecodeScheduler(_Owned):
 
 
 class _Worker(_Owned):
-    """What both ranks share: the layout and the storage areas (address, bytes) to register."""
+    """What both ranks share: the layout and the storage areas (address, bytes) to register, and a state that any thread may ask for:
+    the end waits for who is asking."""
+
+    def __init__(self) -> None:
+        self._asked = threading.Lock()
+        super().__init__()
+
+    def close(self) -> None:
+        with self._asked:
+            super().close()
+
+    def _state(self, fill) -> str:
+        with self._asked:
+            return _dump(fill, self._p)
 
     def _areas(self, layout: Layout, memory: Sequence[tuple[int, int]]) -> dict:
         array = ffi.new("struct rd2h_memory[]", max(len(memory), 1))
@@ -406,7 +420,7 @@ class Prefill(_Worker):
         return _stats("rd2h_prefill_stats", lambda s: lib.rd2h_prefill_stats(self._p, s))
 
     def dump(self) -> str:
-        return _dump(lib.rd2h_prefill_dump, self._p)
+        return self._state(lib.rd2h_prefill_dump)
 
 
 class Decode(_Worker):
@@ -446,4 +460,4 @@ class Decode(_Worker):
         return _stats("rd2h_decode_stats", lambda s: lib.rd2h_decode_stats(self._p, s))
 
     def dump(self) -> str:
-        return _dump(lib.rd2h_decode_dump, self._p)
+        return self._state(lib.rd2h_decode_dump)

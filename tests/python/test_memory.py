@@ -66,7 +66,7 @@ class TestSharedMemory(unittest.TestCase):
     def test_memory_that_cannot_be_had(self) -> None:
         """Then the cache is ordinary memory, and a line says so."""
         with self.assertLogs("vllm.rd2h", "WARNING") as log, _vllm_memory.SharedCache():
-            self.assertIsNone(_vllm_memory._allocate(1 << 60))
+            self.assertIsNone(_vllm_memory._allocate(1 << 60, torch.int8))
         self.assertIn("shared_memory", log.output[0])
 
     def test_who_gets_it(self) -> None:

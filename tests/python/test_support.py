@@ -88,7 +88,7 @@ class State(Law):
         self.assertIn("0 requests", pair.d.workers[0]._rank._c.dump())
 
     def test_gauges(self):
-        """They come when they change, also back to 0; the highest rank counts; the page shows the last."""
+        """They come while they are not 0, and once with 0; the highest rank counts; the page shows the last."""
         growth = _vllm_stats.Growth(prefill=False)
         zero = dict.fromkeys(core.counters("rd2h_decode_stats") + core.gauges("rd2h_decode_stats"), 0)
         self.assertIsNone(growth.take(zero))
@@ -97,8 +97,12 @@ class State(Law):
         other = _vllm_stats.Rd2hStats(data={"decode_quarantined_blocks": 3, "decode_bytes": 2})
         both = _vllm_stats.Rd2hStats(data=dict(one.data)).aggregate(other)
         self.assertEqual(both.data, {"decode_quarantined_blocks": 5, "decode_bytes": 11})
+        still = growth.take(zero | {"quarantined_blocks": 5, "bytes": 9})
+        fallen = _vllm_stats.Rd2hStats(data={"decode_quarantined_blocks": 0})
+        self.assertEqual(fallen.aggregate(still).data, {"decode_quarantined_blocks": 5})
         back = growth.take(zero | {"bytes": 9})
         self.assertEqual(back.data, {"decode_quarantined_blocks": 0})
+        self.assertIsNone(growth.take(zero | {"bytes": 9}))
         registry = CollectorRegistry()
 
         def bound(kind):
