@@ -206,7 +206,7 @@ static void lose(struct mf_session *s, const char *why) {
 /* The library takes no object down while its peer hangs, and nobody else's meanwhile: waits until the peer answers again, fails at
  * once, or is gone. A read may still hang for half a minute, but holds up nobody. */
 static void wait_for_peer(const struct mf_session *s, const struct rd2h_batch *b) {
-  uint8_t byte;
+  static uint8_t byte; /* a late answer may come after this has returned */
   uint32_t i = 0;
   uint64_t begin;
   while (i < b->n - 1 && !b->len[i])
