@@ -208,31 +208,41 @@ static void drop_slots(rd2h_engine *e, struct ucx_list *l, const rd2h_peer *p) {
   }
 }
 
-static void forget(rd2h_engine *e, rd2h_peer *p) {
+/* Nothing of it is begun, ended or told any more. */
+static void withdraw(rd2h_engine *e, rd2h_peer *p) {
   rd2h_peer **at;
-  for (at = &e->peers; *at != p; at = &(*at)->next)
-    ;
-  *at = p->next;
   for (at = &e->busy; p->busy && *at != p; at = &(*at)->next_busy)
     ;
   if (p->busy)
     *at = p->next_busy;
+  p->busy = false;
   pthread_mutex_lock(&e->lock);
   for (at = &e->down; *at && *at != p; at = &(*at)->next_down)
     ;
   if (*at && !(*at = p->next_down))
     e->down_tail = at;
-  drop_slots(e, &p->queue, p);
   drop_slots(e, &e->submitted, p);
   drop_slots(e, &e->done, p);
   rd2h_ucx_signal(e);
   pthread_mutex_unlock(&e->lock);
 }
 
+static void forget(rd2h_engine *e, rd2h_peer *p) {
+  rd2h_peer **at;
+  for (at = &e->peers; *at != p; at = &(*at)->next)
+    ;
+  *at = p->next;
+  pthread_mutex_lock(&e->lock);
+  drop_slots(e, &p->queue, p);
+  pthread_mutex_unlock(&e->lock);
+}
+
 int rd2h_ucx_peer_disconnect(rd2h_engine *e, void *peer, struct rd2h_error *err) {
   rd2h_peer *p = peer;
   (void)err;
-  if (!drain(e, p)) { /* what UCX may still write to stays allocated: the peer and its reads are left as they are */
+  bool drained = drain(e, p);
+  withdraw(e, p);
+  if (!drained) { /* what UCX may still write to stays allocated: the peer and its reads are left as they are */
     RD2H_ERR("engine ucx: UCX %s did not end %u gets of %s within %llu ms of closing the connection; what they read into may "
              "still be written to", rd2h_ucx_version(), p->open, p->name, (unsigned long long)(CLOSE_NS / RD2H_MS));
     p->lost = true;
