@@ -82,6 +82,15 @@ uint32_t rd2h_pm_bind(rd2h_pm *m, const struct rd2h_pm_request *q, uint32_t ep, 
   return RD2H_INDEX_NONE;
 }
 
+int rd2h_pm_unbound(const rd2h_pm *m, const struct rd2h_pm_request *q, uint32_t ep) {
+  uint8_t key[WIRE_KEY_MAX];
+  if (!q->id.n || !q->ext_id.n || q->ext_id.n > RD2H_WIRE_MAX_ID) return RD2H_INVALID;
+  size_t n = wire_key(key, ep, q->has_attempt ? q->attempt : NULL, q->ext_id);
+  if (rd2h_map_get(m->by_wire, key, n) != RD2H_INDEX_NONE) return RD2H_EXISTS;
+  bool fresh = rd2h_map_get(m->by_id, q->id.p, q->id.n) == RD2H_INDEX_NONE;
+  return fresh && m->reqs.live >= m->cfg.max_requests ? RD2H_LIMIT : RD2H_NOMEM;
+}
+
 /* ---- the end of a link ---- */
 void pm_link_owe(rd2h_pm *m, uint32_t l) {
   if (pm_link(m, l)->untold) return;

@@ -63,6 +63,8 @@ struct rd2h_pm_request {
 /* Finds or makes the request's record and binds it to the endpoint. NONE at the limit, out of memory, or when another live request
  * has the same external id at that endpoint without attempts to tell them apart. */
 uint32_t rd2h_pm_bind(rd2h_pm *, const struct rd2h_pm_request *, uint32_t endpoint, uint64_t now);
+/* Why bind has just said NONE: INVALID (no id, or too long a one), EXISTS, LIMIT or NOMEM. */
+int rd2h_pm_unbound(const rd2h_pm *, const struct rd2h_pm_request *, uint32_t endpoint);
 /* One layer's message for one endpoint. req: n handles of bind, borrowed and compacted in place until BATCH_SETTLED, which always
  * comes (at once when nobody wants it). */
 void rd2h_pm_dispatch(rd2h_pm *, uint32_t endpoint, uint32_t layer, uint32_t *req, uint32_t n, uint64_t cookie, uint64_t now);

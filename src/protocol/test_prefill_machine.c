@@ -632,6 +632,32 @@ static void test_external_ids(void **state) {
   p_stop(&t);
 }
 
+/* Binds, and returns why that did not work. */
+static int unbound(struct t_pm *t, const char *id, const char *ext, char attempt, uint32_t e) {
+  struct rd2h_pm_request q = {.id = STR(id), .ext_id = STR(ext), .has_attempt = attempt != 0};
+  memset(q.attempt, attempt, RD2H_ATTEMPT);
+  assert_int_equal(p_bind(t, id, ext, attempt, false, e), RD2H_INDEX_NONE);
+  return rd2h_pm_unbound(t->pm, &q, e);
+}
+
+static void test_why_it_was_not_bound(void **state) {
+  (void)state;
+  struct rd2h_pm_cfg c = p_cfg;
+  c.max_requests = 2;
+  struct t_pm t = p_start(&c);
+  uint32_t e = endpoint(&t, "d:1");
+  assert_int_not_equal(p_bind(&t, "1", "x", 'a', false, e), RD2H_INDEX_NONE);
+  assert_int_equal(unbound(&t, "2", "x", 'a', e), RD2H_EXISTS);
+  assert_int_equal(unbound(&t, "2", "", 'a', e), RD2H_INVALID);
+  rd2h_alloc_fail_at(1);
+  int why = unbound(&t, "a request whose id is too long for a place in the table itself, as ids of requests are", "y", 'a', e);
+  rd2h_alloc_fail_at(0);
+  assert_int_equal(why, RD2H_NOMEM);
+  assert_int_not_equal(p_bind(&t, "2", "y", 'a', false, e), RD2H_INDEX_NONE);
+  assert_int_equal(unbound(&t, "3", "z", 'a', e), RD2H_LIMIT);
+  p_stop(&t);
+}
+
 static void test_limits(void **state) {
   (void)state;
   struct rd2h_pm_cfg c = p_cfg;
@@ -729,7 +755,7 @@ int main(void) {
     cmocka_unit_test(test_idle_after_a_late_answer),
     cmocka_unit_test(test_cancel_from_decode),
     cmocka_unit_test(test_external_ids),
-    cmocka_unit_test(test_limits),
+    cmocka_unit_test(test_why_it_was_not_bound), cmocka_unit_test(test_limits),
     cmocka_unit_test(test_out_of_memory),
   };
   rd2h_log_set(drop_line, NULL, RD2H_LOG_ERROR);

@@ -191,14 +191,26 @@ struct pw_step *pw_step_make(rd2h_pw *w, const void *meta, size_t len, struct rd
 }
 
 /* ---- sender thread ---- */
+static const char *unbound_text(int why) {
+  switch (why) {
+  case RD2H_INVALID: return "its external id is empty or too long";
+  case RD2H_EXISTS: return "another request with its external id is open there";
+  case RD2H_LIMIT: return "the limit of requests is reached";
+  default: return "memory ran out";
+  }
+}
+
 static uint32_t bind_one(rd2h_pw *w, const struct rd2h_step_send *x, uint32_t endpoint) {
   struct rd2h_pm_request r = {.id = x->id, .ext_id = x->ext_id, .has_attempt = x->has_attempt, .has_dspark = x->has_dspark};
   memcpy(r.attempt, x->attempt, sizeof r.attempt);
   uint32_t handle = rd2h_pm_bind(w->pm, &r, endpoint, w->now);
-  if (handle == RD2H_INDEX_NONE && pw_unsent(w, x->id, RD2H_LIMIT))
-    RD2H_ERR("prefill rank %u: request %.*s is not sent to %s: another request with its external id is open there, or the limit "
-             "of requests is reached", w->o.tp_rank, (int)x->id.n, x->id.p, rd2h_pm_endpoint_address(w->pm, endpoint));
-  return handle;
+  if (handle != RD2H_INDEX_NONE)
+    return handle;
+  int why = rd2h_pm_unbound(w->pm, &r, endpoint);
+  if (pw_unsent(w, x->id, why))
+    RD2H_ERR("prefill rank %u: request %.*s is not sent to %s: %s", w->o.tp_rank, (int)x->id.n, x->id.p,
+             rd2h_pm_endpoint_address(w->pm, endpoint), unbound_text(why));
+  return RD2H_INDEX_NONE;
 }
 
 static void prepare_group(rd2h_pw *w, struct pw_step *s, struct pw_group *g) {
