@@ -170,9 +170,11 @@ void rd2h_px_answer_go_on(struct px_call *call) {
   call->held = (struct px_buf){0};
   bool there = held.n == 0 || tell_data(call, px_of(&held));
   rd2h_px_free(&held);
-  if (!there || call->paused)
+  if (!there || (call->paused && !call->held.failed))
     return;
-  if (call->whole)
+  if (call->held.failed)
+    rd2h_px_call_finish(call, "memory ran out");
+  else if (call->whole)
     rd2h_px_call_finish(call, NULL);
   else
     rd2h_px_link_read(call->wire->link, true);

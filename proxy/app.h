@@ -24,7 +24,7 @@ struct px_app {
   size_t decode_addresses;
   struct event *tick, *wake, *probe;
   int64_t wake_at;
-  bool stopping;
+  bool stopping, late; /* late: drain-timeout has passed, or a second signal has come */
 };
 
 /* A whole request on its way through the handlers. */

@@ -30,8 +30,8 @@ static void detach(struct px_call *call, bool keep) {
     return;
   call->wire = NULL;
   w->call = NULL;
-  /* An answer that came before the request was out leaves the rest of that on the connection. */
-  if (keep && rd2h_px_link_backlog(w->link) == 0)
+  /* An answer that came before the request was out leaves the rest of that on the connection, or nothing more could be sent on it. */
+  if (keep && rd2h_px_link_backlog(w->link) == 0 && !rd2h_px_link_failed(w->link))
     rd2h_px_wire_keep(w);
   else
     rd2h_px_wire_close(w);

@@ -49,7 +49,7 @@ static bool room_for(struct px_conn *c, uint64_t n) {
     rd2h_px_conn_refuse(c, 413, "the body is larger than max-body");
     return false;
   }
-  if (c->server->buffered + n > l->max_buffered) {
+  if (c->server->buffered - c->counted + n > l->max_buffered) {
     rd2h_px_conn_refuse(c, 503, "bodies and answers in memory have reached max-buffered");
     return false;
   }
@@ -84,7 +84,7 @@ static bool read_head(struct px_conn *c, struct px_span *s) {
 
 /* ---- the body ---- */
 static bool keep_body(struct px_conn *c, struct px_span data) {
-  if (c->head->chunked && !room_for(c, c->body.n + data.n))
+  if (!room_for(c, c->body.n + data.n)) /* also of a length that there was room for: others may have taken it since */
     return false;
   rd2h_px_put(&c->body, data);
   if (!c->body.failed)
@@ -145,6 +145,11 @@ static void read_requests(struct px_conn *c, struct px_span *s) {
     s->n = 0;
 }
 
+/* Whether what is kept is enough for now. A head that is not whole is not kept waiting: its own limit holds. */
+static bool kept_enough(const struct px_conn *c) {
+  return c->in.n >= PIPELINE_BYTES && c->state >= PX_ANSWERING;
+}
+
 static void read_kept(struct px_conn *c) {
   struct px_span s = px_of(&c->in);
   read_requests(c, &s);
@@ -154,7 +159,7 @@ static void read_kept(struct px_conn *c) {
   if (c->in.n == 0 && c->state == PX_IDLE)
     rd2h_px_conn_timer(c, c->server->limits.idle_ms);
   rd2h_px_conn_count(c);
-  rd2h_px_link_read(c->link, c->in.n < PIPELINE_BYTES);
+  rd2h_px_link_read(c->link, !kept_enough(c));
 }
 
 static void on_data(void *user, char *p, size_t n) {
@@ -168,7 +173,7 @@ static void on_data(void *user, char *p, size_t n) {
   } else {
     read_requests(c, &s);
     rd2h_px_put(&c->in, s);
-    if (c->in.n >= PIPELINE_BYTES)
+    if (kept_enough(c))
       rd2h_px_link_read(c->link, false);
   }
   if (c->in.failed)
@@ -180,9 +185,12 @@ static void on_data(void *user, char *p, size_t n) {
 static void on_sent(void *user) {
   struct px_conn *c = user;
   rd2h_px_conn_count(c);
-  if (c->state == PX_CLOSING)
+  if (c->state == PX_CLOSING) {
+    rd2h_px_conn_timer(c, c->server->limits.send_ms); /* an answer that goes out, however slowly, is not cut off */
     rd2h_px_conn_close_when_sent(c);
-  else if (c->watch && c->watch->drained)
+  } else if (c->state == PX_IDLE && c->in.n == 0) {
+    rd2h_px_conn_timer(c, c->server->limits.idle_ms);
+  } else if (c->watch && c->watch->drained)
     c->watch->drained(c->user);
 }
 

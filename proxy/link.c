@@ -120,6 +120,10 @@ size_t rd2h_px_link_backlog(const struct px_link *l) {
   return l->out.n - l->out_at + l->lent.n;
 }
 
+bool rd2h_px_link_failed(const struct px_link *l) {
+  return l->failed;
+}
+
 size_t rd2h_px_link_room(const struct px_link *l) {
   return l->out.room;
 }
@@ -377,13 +381,13 @@ static void on_events(evutil_socket_t fd, short what, void *arg) {
   (void)fd;
   if (l->state != OPEN && !l->failed && !begin(l))
     return;
-  if (what & EV_TIMEOUT) {
+  if (what & EV_TIMEOUT && !(what & EV_WRITE)) { /* both: it was this process that stood still */
     l->failed = ETIMEDOUT;
     rd2h_px_link_read(l, false);
     l->events->closed(l->user, "it takes nothing of what is sent to it");
     return;
   }
-  if (!l->failed && before)
+  if (!l->failed && (before || l->writing)) /* what TLS wanted to write for a read is written by that read */
     flush(l);
   if (rd2h_px_link_backlog(l) < before && l->events->sent) {
     l->running++;

@@ -34,6 +34,8 @@ void rd2h_px_link_lend(struct px_link *l, struct px_span own, struct px_span len
 /* Goes out with what is sent next. */
 void rd2h_px_link_add(struct px_link *l, struct px_span s);
 size_t rd2h_px_link_backlog(const struct px_link *l);
+/* Nothing can be sent any more; closed comes once all that had come in is read. */
+bool rd2h_px_link_failed(const struct px_link *l);
 /* Memory that waits with it. */
 size_t rd2h_px_link_room(const struct px_link *l);
 /* Whether data is read; nothing is lost meanwhile. */

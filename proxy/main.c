@@ -17,7 +17,7 @@ static void on_tick(evutil_socket_t fd, short what, void *arg) {
   struct px_app *app = arg;
   (void)fd, (void)what;
   rd2h_px_flow_tick(&app->flow, px_now());
-  if (app->stopping && app->flow.parents == 0)
+  if (app->stopping && app->flow.parents == 0 && (app->late || !rd2h_px_server_sends(app->server)))
     event_base_loopexit(app->base, &(struct timeval){0, 100000}); /* the last answers go out */
 }
 
@@ -37,6 +37,7 @@ static void on_probe(evutil_socket_t fd, short what, void *arg) {
 static void on_stop_late(evutil_socket_t fd, short what, void *arg) {
   struct px_app *app = arg;
   (void)fd, (void)what;
+  app->late = true;
   rd2h_px_flow_stop(&app->flow, px_now());
 }
 
@@ -45,7 +46,7 @@ static void on_stop(evutil_socket_t fd, short what, void *arg) {
   int64_t ms = app->options.drain_timeout;
   (void)what;
   if (app->stopping) {
-    rd2h_px_flow_stop(&app->flow, px_now());
+    on_stop_late(fd, what, arg);
     return;
   }
   app->stopping = true;

@@ -68,6 +68,7 @@ static void answered(struct px_conn *c) {
 
 void rd2h_px_conn_reply(struct px_conn *c, int status, struct px_span type, struct px_span headers, struct px_span body) {
   struct px_buf head = {0};
+  event_base_update_cache_time(c->server->base); /* a long answer takes its time to be looked through: limits begin now */
   write_head(c, &head, status, type, headers, (int64_t)body.n);
   c->keep = c->keep && !head.failed;
   const struct px_span part[] = {px_of(&head), body};

@@ -159,6 +159,13 @@ void rd2h_px_server_drain(struct px_server *s) {
   }
 }
 
+bool rd2h_px_server_sends(const struct px_server *s) {
+  const struct px_conn *c = s->first;
+  while (c && rd2h_px_link_backlog(c->link) == 0)
+    c = c->next;
+  return c != NULL;
+}
+
 void rd2h_px_server_free(struct px_server *s) {
   if (!s)
     return;

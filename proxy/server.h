@@ -39,6 +39,8 @@ uint16_t rd2h_px_server_listen(struct px_server *s, const struct sockaddr *addre
 void rd2h_px_server_drain(struct px_server *s);
 void rd2h_px_server_free(struct px_server *s);
 size_t rd2h_px_server_connections(const struct px_server *s);
+/* Whether an answer, or a part of one, has not gone out. */
+bool rd2h_px_server_sends(const struct px_server *s);
 /* Memory of requests that is held elsewhere counts, too. */
 void rd2h_px_server_account(struct px_server *s, int64_t bytes);
 uint64_t rd2h_px_server_buffered(const struct px_server *s);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from bench import Bench
+from bench import Bench, wait_for
 from cases import case, equal, true
 
 H = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
@@ -131,6 +131,14 @@ def limits() -> None:
         a = b.complete("silent", prompt="x" * 4000)
         equal((a.status, a.headers["retry-after"]), (503, "1"))
         equal(b.complete("silent,big=9000").status, 502)
+    with Bench(max_buffered="1M") as b:
+        first, second = (b.connect().send(H + b"Content-Length: 700000\r\n\r\n") for _ in range(2))
+        first.send(b" " * 500000)
+        wait_for(lambda: b.gauges()["rd2h_proxy_buffered_bytes"] >= 500000, what="the first body")
+        a = second.send(b" " * 690000).answer()
+        equal((a.status, a.headers["retry-after"]), (503, "1"), "there was room for both when they began")
+        first.close()
+        second.close()
     with Bench(max_requests=2, max_connections=6) as b:
         held = [b.connect().send(b.request("POST", "/v1/completions", {"model": "pslow=1", "prompt": "x"})) for _ in range(2)]
         time.sleep(0.2)
@@ -143,6 +151,34 @@ def limits() -> None:
         for c in idle:
             c.close()
         equal([c.answer().status for c in held], [200, 200])
+
+
+@case("an answer that the client takes slowly is whole: on a connection that ends, on one that is kept, and after SIGTERM")
+def slow_client() -> None:
+    with Bench(keepalive_timeout=2, send_timeout=2) as b:
+        body = {"model": "silent,big=9000000", "prompt": "x"}
+        clients = [b.connect().send(b.request("POST", "/v1/completions", body, h)) for h in ({"Connection": "close"}, {})]
+        left = [int(c.head()[1]["content-length"]) for c in clients]
+        true(min(left) >= 9_000_000, "longer than what the system buffers")
+        b.process.terminate()
+        for _ in range(26):  # all the while something is taken, for longer than any limit
+            left = [n - len(c.f.read(300_000)) for n, c in zip(left, clients)]
+            time.sleep(0.1)
+        equal([n - len(c.f.read(n)) for n, c in zip(left, clients)], [0, 0])
+        for c in clients:
+            c.close()
+        equal(b.process.wait(5), 0)
+        b.settled = lambda: None
+
+
+@case("a head may be as long as max-header says, also above 64 KiB")
+def long_head() -> None:
+    with Bench(max_header="256K", header_timeout=2) as b:
+        long = b"Keep-Alive: " + b"b" * 200_000 + b"\r\n"  # not passed on
+        c = b.connect().send(H + long[:90_000])
+        time.sleep(0.05)
+        equal(c.send(long[90_000:] + TAIL).answer().status, 200)
+        c.close()
 
 
 @case("paths and methods")
