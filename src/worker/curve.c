@@ -64,7 +64,7 @@ static int check_list(const char *option, const char *list, bool named, struct r
   uint32_t n = 0;
   for (const char *at = list ? list : ""; next_entry(&at, entry); n++)
     if (!key_of(entry, raw) || (!named && strlen(entry) != RD2H_KEY_CHARS))
-      return rd2h_fail(err, RD2H_INVALID, "%s: entry %u (\"%.8s...\") is no public key%s", option, n + 1, entry,
+      return rd2h_fail(err, RD2H_INVALID, "%s: entry %u is no public key%s", option, n + 1, /* unseen: it may be a secret one */
                        named ? ", and no HOST=KEY or HOST:PORT=KEY" : "");
   return n ? RD2H_OK : rd2h_fail(err, RD2H_INVALID, "%s is empty: name the public keys of the other side", option);
 }
@@ -103,7 +103,7 @@ static int read_allowed(struct rd2h_doorman *d, const char *allow, struct rd2h_e
     return rd2h_nomem(err, "the list of keys");
   for (const char *at = allow; d->n_keys < n && next_entry(&at, entry); d->n_keys++)
     if (!key_of(entry, d->key[d->n_keys]))
-      return rd2h_fail(err, RD2H_INVALID, "curve_allow: \"%.8s...\" is no public key", entry);
+      return rd2h_fail(err, RD2H_INVALID, "curve_allow: entry %u is no public key", d->n_keys + 1);
   return RD2H_OK;
 }
 
