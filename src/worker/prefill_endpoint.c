@@ -8,6 +8,7 @@
 #include <zmq.h>
 
 #define MAX_REPLY_BYTES ((int64_t)16 << 20)
+#define LOOK_MESSAGES 4096u /* between two looks at timers: a reader that sends on and on holds up nobody */
 #define UP_EVENTS ZMQ_EVENT_HANDSHAKE_SUCCEEDED
 #define HANDSHAKE_FAILED (ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL | ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL | ZMQ_EVENT_HANDSHAKE_FAILED_AUTH)
 #define DOWN_EVENTS (ZMQ_EVENT_CLOSED | ZMQ_EVENT_DISCONNECTED | HANDSHAKE_FAILED)
@@ -196,15 +197,27 @@ static bool monitor_one(rd2h_pw *w, uint32_t endpoint) {
   return got;
 }
 
+/* It goes behind the others, so that they have their turn first. */
+static void look_later(rd2h_pw *w, uint32_t endpoint) {
+  pw_endpoint_mark(w, endpoint, PW_SOCKET);
+  w->dirty[w->n_dirty - 1] = w->dirty[0];
+  w->dirty[0] = endpoint;
+}
+
 void pw_endpoints_look(rd2h_pw *w) {
-  while (w->n_dirty) {
+  uint32_t left = LOOK_MESSAGES;
+  while (w->n_dirty && left) {
     uint32_t endpoint = w->dirty[--w->n_dirty];
     uint8_t what = w->endpoint[endpoint].dirty;
     w->endpoint[endpoint].dirty = 0;
     while (what & PW_MONITOR && w->endpoint[endpoint].monitor && rd2h_zmq_readable(w->endpoint[endpoint].monitor) &&
            monitor_one(w, endpoint))
       ;
-    while (w->endpoint[endpoint].socket && rd2h_zmq_readable(w->endpoint[endpoint].socket) && receive_one(w, endpoint))
+    while (left && w->endpoint[endpoint].socket && rd2h_zmq_readable(w->endpoint[endpoint].socket) && receive_one(w, endpoint)) {
+      left--;
       pw_drain(w);
+    }
+    if (!left && !w->endpoint[endpoint].dirty)
+      look_later(w, endpoint);
   }
 }

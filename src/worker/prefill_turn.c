@@ -53,7 +53,7 @@ void pw_sleep(rd2h_pw *w, uint64_t until) {
   /* An earlier time that was set before stays: whoever takes the role meanwhile need not wake this thread to bring it forward. */
   if (w->wakes_at <= now || next < w->wakes_at)
     w->wakes_at = next;
-  int timeout = rd2h_epoll_timeout(w->wakes_at, now);
+  int timeout = w->n_dirty ? 0 : rd2h_epoll_timeout(w->wakes_at, now);
   pthread_mutex_unlock(&w->role);
   tell_waiter(w);
   int n = epoll_wait(w->sleep, ev, RD2H_COUNT(ev), timeout);
@@ -64,9 +64,9 @@ void pw_sleep(rd2h_pw *w, uint64_t until) {
 }
 
 /* ---- the caller's thread ---- */
-/* The sender thread must not sleep past a deadline that has come up. */
+/* The sender thread must not sleep past a deadline that has come up, nor over what is left to be looked at. */
 static void give_back(rd2h_pw *w) {
-  bool wake = rd2h_pm_next_deadline(w->pm) < w->wakes_at;
+  bool wake = w->n_dirty || rd2h_pm_next_deadline(w->pm) < w->wakes_at;
   pthread_mutex_unlock(&w->role);
   if (wake)
     pw_wake(w);
@@ -100,7 +100,7 @@ static int pump(rd2h_pw *w, uint64_t until, bool (*ready)(void *), void *arg) {
       return done ? RD2H_OK : RD2H_TIMEOUT;
     pthread_mutex_unlock(&w->gate.mu);
     uint64_t next = rd2h_pm_next_deadline(w->pm);
-    wait_sockets(w, next < until ? next : until, w->now);
+    wait_sockets(w, w->n_dirty ? 0 : next < until ? next : until, w->now);
   }
 }
 

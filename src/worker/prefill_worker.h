@@ -176,7 +176,7 @@ int pw_endpoint_open(rd2h_pw *, uint32_t endpoint, uint32_t epoch, struct rd2h_e
 void pw_endpoint_close(rd2h_pw *, uint32_t endpoint);
 void pw_endpoint_send(rd2h_pw *, uint32_t endpoint, const void *p, size_t n);
 void pw_endpoint_mark(rd2h_pw *, uint32_t endpoint, uint8_t what);
-void pw_endpoints_look(rd2h_pw *); /* takes in what marked endpoints have */
+void pw_endpoints_look(rd2h_pw *); /* takes in what marked endpoints have, within bounds: more than that stays marked */
 /* prefill_action.c */
 void pw_drain(rd2h_pw *);
 /* prefill_turn.c */
