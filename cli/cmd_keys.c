@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
+#include <jansson.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -44,6 +45,13 @@ static bool write_pair(const char *path, const char *public_key, const char *sec
   return false;
 }
 
+static void print_json(const char *public_key, const char *name, const char *value) {
+  json_t *all = json_pack("{s:s, s:s}", "public", public_key, name, value);
+  json_dumpf(all, stdout, JSON_PRESERVE_ORDER);
+  puts("");
+  json_decref(all);
+}
+
 int cmd_keys(int argc, char **argv) {
   static const struct option options[] = {{"json", no_argument, NULL, 'j'}, {"help", no_argument, NULL, 'h'}, {0}};
   char public_key[RD2H_KEY_CHARS + 1], secret_key[RD2H_KEY_CHARS + 1];
@@ -71,10 +79,9 @@ int cmd_keys(int argc, char **argv) {
   }
   if (file && !write_pair(file, public_key, secret_key))
     return EXIT_FAILED;
-  if (file) {
-    printf(json ? "{\"public\": \"%s\", \"file\": \"%s\"}\n" : "public  %s\nsecret  in %s\n", public_key, file);
-    return EXIT_OK;
-  }
-  printf(json ? "{\"public\": \"%s\", \"secret\": \"%s\"}\n" : "public  %s\nsecret  %s\n", public_key, secret_key);
+  if (json)
+    print_json(public_key, file ? "file" : "secret", file ? file : secret_key);
+  else
+    printf("public  %s\nsecret  %s%s\n", public_key, file ? "in " : "", file ? file : secret_key);
   return EXIT_OK;
 }
