@@ -53,6 +53,7 @@ struct bench_source {
   uint32_t *ids;       /* blocks * steps of them */
   uint32_t blocks, steps, groups;
   uint16_t port;       /* of the Decode rank */
+  enum rd2h_digest digest;
   rd2h_prefill *rank;
   rd2h_prefill_scheduler *half;
   char id[48];

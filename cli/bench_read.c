@@ -37,6 +37,7 @@ struct way {
   bool shared;               /* source memory of rd2h_shared_alloc */
   uint32_t threads;          /* of the engine; 0: as many as it takes by itself */
   bool (*bare)(const struct read_case *, uint32_t step);
+  enum rd2h_digest digest; /* of both ranks */
 };
 struct read_case {
   uint64_t block;
@@ -48,7 +49,7 @@ struct read_case {
   int tcp;                /* reader's end of the bare stream */
 };
 struct options {
-  bool json;
+  bool json, digests;
   uint64_t runs, block;
   const struct bench_pattern *pattern;
   const char *engine;
@@ -167,14 +168,16 @@ static bool stream_pair(int fd[2]) {
 }
 
 static const struct way ways[] = {
-  {"memcpy in one process", NULL, false, 0, by_memcpy},
-  {"rd2h local, shared mapping", "local", true, 0, NULL},
-  {"rd2h local, shared, one thread", "local", true, 1, NULL},
-  {"bare process_vm_readv", NULL, false, 0, by_process_vm},
-  {"rd2h local, foreign memory", "local", false, 0, NULL},
-  {"rd2h local, foreign, one thread", "local", false, 1, NULL},
-  {"bare TCP, one stream", NULL, false, 0, by_stream},
-  {"rd2h tcp", "tcp", false, 0, NULL},
+  {"memcpy in one process", NULL, false, 0, by_memcpy, RD2H_DIGEST_OFF},
+  {"rd2h local, shared mapping", "local", true, 0, NULL, RD2H_DIGEST_OFF},
+  {"rd2h local, shared, one thread", "local", true, 1, NULL, RD2H_DIGEST_OFF},
+  {"bare process_vm_readv", NULL, false, 0, by_process_vm, RD2H_DIGEST_OFF},
+  {"rd2h local, foreign memory", "local", false, 0, NULL, RD2H_DIGEST_OFF},
+  {"rd2h local, foreign, one thread", "local", false, 1, NULL, RD2H_DIGEST_OFF},
+  {"bare TCP, one stream", NULL, false, 0, by_stream, RD2H_DIGEST_OFF},
+  {"rd2h tcp", "tcp", false, 0, NULL, RD2H_DIGEST_OFF},
+  {"rd2h local, shared, digests", "local", true, 0, NULL, RD2H_DIGEST_FAIL},
+  {"rd2h tcp, digests", "tcp", false, 0, NULL, RD2H_DIGEST_FAIL},
 };
 enum { N_WAYS = sizeof ways / sizeof ways[0] };
 
@@ -213,7 +216,7 @@ static int reader_rank(const struct read_case *c, const struct way *w) {
   rd2h_trace_set(on_trace, (void *)c);
   int rc = layout_of(c, c->target, &layout, &err);
   struct rd2h_decode_opts o = {.size = sizeof o, .layout = layout, .memory = &area, .n_memory = 1, .tp_size = 1, .main_ranks = 1,
-                               .engine = w->engine, .engine_threads = w->threads};
+                               .engine = w->engine, .engine_threads = w->threads, .digest = w->digest};
   rc = rc ? rc : rd2h_decode_create(&o, &rank, &err);
   for (uint32_t r = 0; r < 2 && !rc; r++) {
     char id[32];
@@ -248,7 +251,8 @@ static bool wait_port(void) {
 
 /* Each step twice: the first time round touches pages and opens connections, and is not counted. */
 static int drive(const struct read_case *c, const struct way *w, struct samples *out, struct rd2h_error *err) {
-  struct bench_source x = {.ids = c->from, .blocks = c->blocks, .steps = c->steps, .groups = 1, .port = board->port};
+  struct bench_source x = {.ids = c->from, .blocks = c->blocks, .steps = c->steps, .groups = 1, .port = board->port,
+                           .digest = w->digest};
   struct rd2h_memory area = {(uintptr_t)c->source, POOL};
   int rc = layout_of(c, c->source, &x.layout, &x.err);
   rc = rc ? rc : bench_source_open(&x, w->engine, &area);
@@ -362,7 +366,7 @@ static bool measure_size(const struct options *o, const struct pools *p, uint64_
   bool fine = case_make(&c, block, pattern);
   memset(v, 0, sizeof v);
   for (int i = 0; i < N_WAYS; i++)
-    out[i] = o->engine && ways[i].engine && strcmp(o->engine, ways[i].engine);
+    out[i] = (o->engine && ways[i].engine && strcmp(o->engine, ways[i].engine)) || (ways[i].digest && !o->digests);
   for (uint64_t r = 0; r < o->runs && fine; r++)
     for (int w = 0; w < N_WAYS && fine; w++) {
       c.source = ways[w].shared ? p->shared : p->plain;
@@ -418,6 +422,7 @@ static void usage(void) {
        "  --engine E    only this engine: local or tcp (bare ways are always measured)\n"
        "  --block N     bytes of a block, 256 to 16777216 (default: seven sizes)\n"
        "  --pattern P   scatter, runs8 or contig (default: scatter and contig)\n"
+       "  --digests     also with a digest of every block, made by Prefill and compared by Decode\n"
        "  --runs N      rounds of up to eight messages of 8 MiB, or of 4096 blocks, each (5)\n"
        "  --json        one JSON object\n"
        "\n"
@@ -435,6 +440,7 @@ static int parse(int argc, char **argv, struct options *o) {
   static const struct option longs[] = {{"engine", required_argument, NULL, 'e'},  {"block", required_argument, NULL, 'b'},
                                         {"pattern", required_argument, NULL, 'p'}, {"runs", required_argument, NULL, 'n'},
                                         {"json", no_argument, NULL, 'j'},          {"help", no_argument, NULL, 'h'},
+                                        {"digests", no_argument, NULL, 'd'},
                                         {NULL, 0, NULL, 0}};
   *o = (struct options){.runs = 5};
   bool fine = true;
@@ -446,6 +452,7 @@ static int parse(int argc, char **argv, struct options *o) {
     case 'p': fine = (o->pattern = bench_pattern("--pattern", optarg)) != NULL; break;
     case 'n': fine = parse_number("--runs", optarg, 1, BENCH_RUNS_MAX - 1, &o->runs); break;
     case 'j': o->json = true; break;
+    case 'd': o->digests = true; break;
     case 'h': usage(); return -1;
     default: fine = option_refused("rd2h bench read", c, argv[optind - 1]);
     }

@@ -6,7 +6,7 @@
 
 int bench_source_open(struct bench_source *x, const char *engine, const struct rd2h_memory *memory) {
   struct rd2h_prefill_opts o = {.size = sizeof o, .layout = x->layout, .memory = memory, .n_memory = memory != NULL, .tp_size = 1,
-                                .pp_size = 1, .engine = engine};
+                                .pp_size = 1, .engine = engine, .digest = x->digest};
   struct rd2h_prefill_scheduler_opts so = {.size = sizeof so, .n_groups = x->groups, .block_size = {BLOCK_TOKENS, BLOCK_TOKENS},
                                            .indexer_group = x->groups - 1};
   int rc = rd2h_prefill_create(&o, &x->rank, &x->err);

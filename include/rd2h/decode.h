@@ -38,6 +38,7 @@ struct rd2h_decode_opts {
    * curve_allow: public keys of Prefill ranks, parted by blanks or commas; "*": any key. */
   const char *curve_secret, *curve_allow;
   uint32_t read_retries; /* a read that failed in transfer is tried so often again, after 10, 20, 40 ... ms; 0: never */
+  enum rd2h_digest digest; /* what is read is compared with Prefill's digests of it */
 };
 RD2H_API int rd2h_decode_create(const struct rd2h_decode_opts *, rd2h_decode **, struct rd2h_error *);
 RD2H_API void rd2h_decode_destroy(rd2h_decode *);
@@ -78,6 +79,8 @@ struct rd2h_decode_stats {
   uint64_t messages, batches, reads, descriptors, bytes, malformed, parked, skipped, refused_meta, replies;
   uint64_t refused_keys; /* connections that curve_allow does not list */
   uint64_t retried;      /* reads tried again */
+  uint64_t digests_checked, digests_wrong; /* blocks of one tensor each; wrong ones are among the checked */
+  uint64_t digests_missing; /* reads that could not be checked: Prefill sent no digests, or not one for each block */
   uint64_t failed_transport, failed_peer_lost, failed_layout, failed_expired, failed_other, aborted, completed;
   uint32_t peers, requests, reads_in_flight, parked_now;
   uint32_t quarantined, quarantined_blocks; /* ended requests whose blocks reads may still write, and those blocks */

@@ -75,6 +75,14 @@ struct rd2h_link {
   struct rd2h_link_part part[RD2H_MAX_TENSORS]; /* K, V, indexer, scale: those that exist, in this order */
 };
 
+/* Whether Decode compares what it has read with what Prefill held: a CRC32C of every block, made by Prefill before it announces a layer
+ * and sent along. Both sides must want it, and KV must lie in host memory. */
+enum rd2h_digest {
+  RD2H_DIGEST_OFF = 0,
+  RD2H_DIGEST_LOG = 1, /* a difference is counted and logged */
+  RD2H_DIGEST_FAIL = 2 /* it ends the request, too (IO), and no other */
+};
+
 #ifdef __cplusplus
 }
 #endif

@@ -38,6 +38,7 @@ struct rd2h_prefill_opts {
   /* Security of the control channel (rd2h/security.h). curve_secret NULL: plain. Else connections are made only to Decode ranks whose
    * public key is in curve_servers: KEY for all, HOST=KEY or HOST:PORT=KEY for some, parted by blanks or commas. */
   const char *curve_secret, *curve_servers;
+  enum rd2h_digest digest; /* any but OFF: Decode ranks that ask for digests get them (what to do with them they know) */
 };
 RD2H_API int rd2h_prefill_create(const struct rd2h_prefill_opts *, rd2h_prefill **, struct rd2h_error *);
 /* Closes every epoch first, then unregisters; bounded by settle_ms. */
@@ -75,6 +76,7 @@ RD2H_API int rd2h_prefill_drain(rd2h_prefill *, uint32_t timeout_ms);
 
 struct rd2h_prefill_stats {
   uint64_t batches, batches_failed, bytes_sent, epochs, epochs_lost, requests_settled, requests_failed, given_up, cancels;
+  uint64_t digests; /* made and sent, one a block and tensor */
   uint64_t skipped, malformed; /* malformed: answers that ended a connection */
   uint64_t failed_transport, failed_peer_lost, failed_layout, failed_expired, failed_other, aborted, completed; /* requests settled */
   uint32_t endpoints, outstanding, slots_closed, held;

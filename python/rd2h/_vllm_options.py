@@ -111,6 +111,15 @@ OPTIONS = (
     _ms("probe_ms", 1_000, 10, 10 * MINUTE, "D", "how often Prefill ranks with open requests are probed"),
     _ms("read_timeout_ms", 31_000, 100, DAY, "D", "longest single read of the transfer engine"),
     Option("read_retries", "int", 0, (0, 10), "D", "a read that failed in transfer is tried so often again"),
+    Option(
+        "digest",
+        "choice",
+        "off",
+        ("off", "log", "fail"),
+        "both",
+        "compare every block that Decode read with a digest made by Prefill, where both sides want it: a difference is counted and logged, "
+        "or fails the request; for KV in host memory",
+    ),
     Option("max_message_mb", "int", 64, (1, 1_024), "D", "largest control message, in MiB"),
     Option("max_peers", "int", 4_096, (1, 65_536), "D", "Prefill ranks connected at once"),
     Option("max_requests", "int", 65_536, (1, 1_048_576), "D", "requests that wait for KV at once"),

@@ -21,6 +21,9 @@ def _pick(options: dict[str, Any], *names: str) -> dict[str, Any]:
     return {n: options[n] for n in names}
 
 
+DIGEST = {"off": core.lib.RD2H_DIGEST_OFF, "log": core.lib.RD2H_DIGEST_LOG, "fail": core.lib.RD2H_DIGEST_FAIL}
+
+
 def _place(e: Engine) -> dict[str, Any]:
     """Where the rank's KV lies and what moves it."""
     npu = _ascend.device() if e.ascend else None
@@ -48,6 +51,7 @@ class PrefillRank:
             host=o["host"],
             on_read_failure=core.lib.RD2H_RAISE if self.raises else core.lib.RD2H_ISOLATE,
             **keys(o, "curve_servers"),
+            digest=DIGEST[o["digest"]],
             max_queue_bytes_mb=o["max_queue_mb"],
             **_pick(o, "handshake_ms", "hold_ms", "liveness_ms", "settle_ms", "event_ms"),
             **_place(e),
@@ -121,6 +125,7 @@ class DecodeRank:
             _vllm_model.memory(own, pool),
             bind_host=o["bind_host"],
             **keys(o, "curve_allow"),
+            digest=DIGEST[o["digest"]],
             port=core.rank_port(e.kv_port, e.dp_rank, tp.rank_in_group, e.tp_size),
             tp_rank=tp.rank_in_group,
             tp_size=e.tp_size,

@@ -134,4 +134,8 @@ void rd2h_shared_drop(struct rd2h_shared *); /* takes NULL */
 /* Maps the first len bytes of the file, shared, at a multiple of RD2H_SHARED_ALIGN. NULL: errno says why. */
 void *rd2h_map_aligned(uint64_t len, int prot, int fd);
 
+/* ---- sums ---- */
+/* CRC-32 by Castagnoli's polynomial (RFC 3720) of n bytes: by the processor's own instruction where it has one, else by table. */
+uint32_t rd2h_crc32c(const void *p, size_t n);
+uint32_t rd2h_crc32c_table(const void *p, size_t n); /* always by table */
 #endif

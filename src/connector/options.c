@@ -67,6 +67,15 @@ static int check_common(const char *role, const rd2h_layout *layout, const char 
   return RD2H_OK;
 }
 
+static int check_digest(const char *role, enum rd2h_digest digest, const char *device, struct rd2h_error *err) {
+  if ((unsigned)digest > RD2H_DIGEST_FAIL)
+    return rd2h_fail(err, RD2H_INVALID, "%s: digest is %d, choose off (%d), log (%d) or fail (%d)", role, (int)digest, RD2H_DIGEST_OFF,
+                     RD2H_DIGEST_LOG, RD2H_DIGEST_FAIL);
+  if (digest && device && *device && strcmp(device, "host"))
+    return rd2h_fail(err, RD2H_UNSUPPORTED, "%s: digest needs KV in host memory, device is \"%s\": set digest to off", role, device);
+  return RD2H_OK;
+}
+
 /* A read may take as long as the engine lets it, after a park: times below that end requests that only wait. */
 static void warn_times(const struct rd2h_decode_opts *o) {
   uint64_t least = o->read_timeout_ms + o->park_ms;
@@ -106,6 +115,7 @@ int rd2h_decode_options(const struct rd2h_decode_opts *in, struct rd2h_decode_op
                      (unsigned long long)o->read_timeout_ms, HOUR_MS);
   warn_times(o);
   rc = check_text(role, "bind_host", o->bind_host, err);
+  rc = rc ? rc : check_digest(role, o->digest, o->device, err);
   return rc ? rc : rd2h_curve_check_server(o->curve_secret, o->curve_allow, err);
 }
 
@@ -135,5 +145,6 @@ int rd2h_prefill_options(const struct rd2h_prefill_opts *in, struct rd2h_prefill
                      (int)o->on_read_failure, RD2H_ISOLATE, RD2H_RAISE);
   o->host = o->host ? o->host : "127.0.0.1";
   rc = check_text(role, "host", o->host, err);
+  rc = rc ? rc : check_digest(role, o->digest, o->device, err);
   return rc ? rc : rd2h_curve_check_client(o->curve_secret, o->curve_servers, err);
 }

@@ -67,6 +67,7 @@ static void bad_decode_options(void **state) {
   DECODE_BAD(bind_host, "192.0.2.1", RD2H_IO, "192.0.2.1");
   DECODE_BAD(max_message_mb, 5000, RD2H_INVALID, "max_message_mb is 5000");
   DECODE_BAD(read_timeout_ms, UINT64_MAX, RD2H_INVALID, "read_timeout_ms");
+  DECODE_BAD(digest, 3, RD2H_INVALID, "off (0), log (1) or fail (2)");
 }
 
 static void bad_prefill_options(void **state) {
@@ -80,7 +81,24 @@ static void bad_prefill_options(void **state) {
   PREFILL_BAD(pp_rank, 1, RD2H_INVALID, "pipeline rank 1 of 1");
   PREFILL_BAD(host, "", RD2H_INVALID, "host");
   PREFILL_BAD(on_read_failure, 7, RD2H_INVALID, "isolate (0) or raise (1)");
+  PREFILL_BAD(digest, 3, RD2H_INVALID, "off (0), log (1) or fail (2)");
   PREFILL_BAD(liveness_ms, 3, RD2H_INVALID, "liveness_ms is 3");
+}
+
+/* Digests are made and checked by the CPU. */
+static void digests_need_host_memory(void **state) {
+  (void)state;
+  struct rd2h_error err = {0};
+  struct rd2h_prefill_opts p = prefill_opts();
+  struct rd2h_decode_opts d = decode_opts();
+  rd2h_prefill *no_p;
+  rd2h_decode *no_d;
+  p.device = d.device = "ascend,device=0";
+  p.digest = d.digest = RD2H_DIGEST_LOG;
+  assert_int_equal(rd2h_prefill_create(&p, &no_p, &err), RD2H_UNSUPPORTED);
+  assert_non_null(strstr(err.text, "Prefill: digest needs KV in host memory, device is \"ascend,device=0\""));
+  assert_int_equal(rd2h_decode_create(&d, &no_d, &err), RD2H_UNSUPPORTED);
+  assert_non_null(strstr(err.text, "Decode: digest needs KV in host memory"));
 }
 
 static void D10_T01_port_in_use(void **state) {
@@ -215,7 +233,8 @@ static void out_of_memory(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(bad_decode_options), cmocka_unit_test(bad_prefill_options), cmocka_unit_test(D10_T01_port_in_use),
+      cmocka_unit_test(bad_decode_options), cmocka_unit_test(bad_prefill_options),
+      cmocka_unit_test(digests_need_host_memory), cmocka_unit_test(D10_T01_port_in_use),
       cmocka_unit_test(times_in_the_wrong_order),
       cmocka_unit_test(shorter_options),    cmocka_unit_test(bad_grants),          cmocka_unit_test(bad_step_bytes),
       cmocka_unit_test(out_of_memory),

@@ -42,7 +42,8 @@ static int fault_option(const char *option, struct rd2h_fault_opts *f, struct rd
   const struct {
     const char *name;
     uint64_t *value;
-  } known[] = {{"fail_every=", &f->fail_every}, {"hang_every=", &f->hang_every}, {"delay_ms=", &f->delay_ms}};
+  } known[] = {{"fail_every=", &f->fail_every}, {"hang_every=", &f->hang_every}, {"delay_ms=", &f->delay_ms},
+               {"corrupt_every=", &f->corrupt_every}};
   for (size_t i = 0; i < RD2H_COUNT(known); i++) {
     size_t n = strlen(known[i].name);
     if (strncmp(option, known[i].name, n))

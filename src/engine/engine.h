@@ -11,7 +11,8 @@ typedef struct rd2h_eng rd2h_eng;
 typedef struct rd2h_eng_peer rd2h_eng_peer;
 
 /* name: "auto" (local, ucx over RDMA and tcp at once, see rd2h_eng_choose), "local", "tcp", "ucx", "noop", or "fault:<name>", which
- * takes fail_every=N, hang_every=N (the N-th read, counted over all peers) and delay_ms=N from the options and hands the others on.
+ * takes fail_every=N, hang_every=N, corrupt_every=N (the N-th read, counted over all peers; the last with one bit of its first
+ * destination wrong) and delay_ms=N from the options and hands the others on.
  * Errors: NOT_FOUND (no such engine), UNSUPPORTED (its table is of another ABI), INVALID (options), and those of the engine. */
 int rd2h_eng_open(const char *name, const struct rd2h_engine_opts *, rd2h_eng **, struct rd2h_error *);
 /* The same for a table that is in no registry; it must outlive the engine. */

@@ -59,7 +59,7 @@ const char *rd2h_module_way(rd2h_eng *, rd2h_eng_peer *);
 int rd2h_module_events(rd2h_eng *, struct rd2h_peer_event *, int n);
 
 struct rd2h_fault_opts {
-  uint64_t fail_every, hang_every, delay_ms; /* 0: never */
+  uint64_t fail_every, hang_every, delay_ms, corrupt_every; /* 0: never */
 };
 /* Both take over what `opened` holds; on error it stays the caller's. */
 int rd2h_plain_open(const struct rd2h_module *opened, rd2h_eng **, struct rd2h_error *);

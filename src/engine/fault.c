@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Injects faults in front of any engine: every N-th read fails unread, or hangs until it is cancelled or its peer disconnected,
- * and each read may begin late. Reads not handed on at once are held here; a timer makes the fd readable when one is due. */
+/* Injects faults in front of any engine: every N-th read fails unread, or hangs until it is cancelled or its peer disconnected, or ends
+ * with one bit of its first destination wrong, and each read may begin late. Reads not handed on at once are held here; a timer makes
+ * the fd readable when one is due. */
 #include "engine/face.h"
 #include <errno.h>
 #include <sys/epoll.h>
@@ -8,6 +9,7 @@
 #include <unistd.h>
 
 #define HELD_MAX 1024u
+#define MARKED_MAX 64u
 #define OWN_TEXT "injected by the fault engine"
 
 enum held_end { PASS, FAIL, CANCEL };
@@ -22,9 +24,11 @@ struct fault {
   struct rd2h_eng eng;
   rd2h_eng *inner;
   struct rd2h_fault_opts opts;
-  uint64_t submitted;
+  uint64_t submitted, handed;
   struct held *held; /* in order of submission */
   uint32_t n_held;
+  struct held marked[MARKED_MAX]; /* with the inner engine, to come back damaged */
+  uint32_t n_marked;
   int timer, epoll;
   struct rd2h_engine_stats own;
 };
@@ -47,12 +51,37 @@ static void arm(struct fault *f) {
   timerfd_settime(f->timer, TFD_TIMER_ABSTIME, &at, NULL);
 }
 
+static int hand_on(struct fault *f, rd2h_eng_peer *p, const struct rd2h_batch *b) {
+  int rc = rd2h_eng_submit(f->inner, p, b);
+  if (rc == RD2H_OK && nth(f->opts.corrupt_every, ++f->handed) && f->n_marked < MARKED_MAX)
+    f->marked[f->n_marked++] = (struct held){.batch = b, .peer = p};
+  return rc;
+}
+
+static uint32_t drop_peer(struct held *h, uint32_t n, const rd2h_eng_peer *p) {
+  uint32_t kept = 0;
+  for (uint32_t i = 0; i < n; i++)
+    if (h[i].peer != p)
+      h[kept++] = h[i];
+  return kept;
+}
+
+static void damage(struct fault *f, const struct rd2h_completion *c) {
+  for (uint32_t i = 0; i < f->n_marked; i++)
+    if (f->marked[i].batch->id == c->id) {
+      if (c->status == RD2H_OK)
+        *(uint8_t *)f->marked[i].batch->local[0] ^= 1;
+      f->marked[i] = f->marked[--f->n_marked];
+      return;
+    }
+}
+
 static int fault_submit(rd2h_eng *e, rd2h_eng_peer *p, const struct rd2h_batch *b) {
   struct fault *f = (struct fault *)e;
   uint64_t i = f->submitted + 1;
   bool hang = nth(f->opts.hang_every, i), fail = nth(f->opts.fail_every, i);
   if (!hang && !fail && !f->opts.delay_ms) {
-    int rc = rd2h_eng_submit(f->inner, p, b);
+    int rc = hand_on(f, p, b);
     f->submitted += rc == RD2H_OK;
     return rc;
   }
@@ -82,7 +111,7 @@ static void fault_cancel(rd2h_eng *e, uint64_t id) {
 static bool settle(struct fault *f, struct held *h, struct rd2h_completion *c, int n, int *got) {
   int status = h->end == CANCEL ? RD2H_CANCELED : RD2H_IO;
   if (h->end == PASS) {
-    status = rd2h_eng_submit(f->inner, h->peer, h->batch);
+    status = hand_on(f, h->peer, h->batch);
     h->refused = status == RD2H_AGAIN;
     if (status == RD2H_OK || h->refused)
       return status == RD2H_OK;
@@ -101,6 +130,8 @@ static bool settle(struct fault *f, struct held *h, struct rd2h_completion *c, i
 static int fault_poll(rd2h_eng *e, struct rd2h_completion *c, int n) {
   struct fault *f = (struct fault *)e;
   int got = rd2h_eng_poll(f->inner, c, n);
+  for (int i = 0; i < got && f->n_marked; i++)
+    damage(f, &c[i]);
   uint64_t now = f->n_held ? rd2h_now_ns() : 0;
   uint32_t kept = 0, had = f->n_held;
   for (uint32_t i = 0; i < had; i++)
@@ -163,11 +194,8 @@ static int fault_choose(rd2h_eng *e, struct rd2h_blob session, const struct rd2h
 
 static void fault_disconnect(rd2h_eng *e, rd2h_eng_peer *p) {
   struct fault *f = (struct fault *)e;
-  uint32_t kept = 0;
-  for (uint32_t i = 0; i < f->n_held; i++)
-    if (f->held[i].peer != p)
-      f->held[kept++] = f->held[i];
-  f->n_held = kept;
+  f->n_held = drop_peer(f->held, f->n_held, p);
+  f->n_marked = drop_peer(f->marked, f->n_marked, p);
   arm(f);
   rd2h_eng_disconnect(f->inner, p);
 }

@@ -271,6 +271,25 @@ static void every_third_read_fails(void **state) {
   rd2h_eng_close(e);
 }
 
+static void every_second_read_is_damaged(void **state) {
+  struct rd2h_batch b[4];
+  uint8_t byte[4] = {0};
+  void *local[4];
+  uint64_t remote = 0, len = 1;
+  rd2h_eng_peer *p;
+  rd2h_eng *e = open_faulty("corrupt_every=2", NULL, &p);
+  (void)state;
+  for (uint64_t i = 0; i < 4; i++) {
+    local[i] = &byte[i];
+    b[i] = (struct rd2h_batch){.id = i + 1, .n = 1, .bytes = 1, .local = &local[i], .remote = &remote, .len = &len};
+    assert_int_equal(rd2h_eng_submit(e, p, &b[i]), RD2H_OK);
+  }
+  for (int i = 0; i < 4; i++)
+    assert_int_equal(next(e).status, RD2H_OK);
+  assert_memory_equal(byte, ((const uint8_t[]){0, 1, 0, 1}), 4);
+  rd2h_eng_close(e);
+}
+
 static void hung_reads_end_with_cancel_or_disconnect(void **state) {
   struct rd2h_batch b[4];
   struct rd2h_completion c;
@@ -343,7 +362,7 @@ int main(void) {
     cmocka_unit_test(slots_that_may_be_missing),
     cmocka_unit_test(publish_appends),
     cmocka_unit_test(arguments_are_checked),
-    cmocka_unit_test(every_third_read_fails),
+    cmocka_unit_test(every_third_read_fails), cmocka_unit_test(every_second_read_is_damaged),
     cmocka_unit_test(hung_reads_end_with_cancel_or_disconnect),
     cmocka_unit_test(delayed_reads_come_late_and_in_order),
     cmocka_unit_test(options_are_checked),

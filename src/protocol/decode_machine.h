@@ -88,6 +88,20 @@ void rd2h_dm_plan(rd2h_dm *, uint32_t batch, struct rd2h_descs *);
 /* n: descriptors to be read; 0: nothing to read, the batch is complete. */
 void rd2h_dm_planned(rd2h_dm *, uint32_t batch, uint32_t n, uint64_t now);
 void rd2h_dm_read_done(rd2h_dm *, uint32_t batch, int status, const char *text, uint64_t now);
+/* One block that a read has brought, and its digest at the source. */
+struct rd2h_dm_block {
+  const void *p;
+  uint64_t len;
+  uint32_t digest;
+  uint32_t req;         /* place in the message */
+  struct rd2h_str id;   /* of that request, on the wire */
+  uint32_t part, block; /* of the link; id at the source */
+};
+/* Between the end of a read that went well and rd2h_dm_read_done: shows every block that it brought for requests still wanted. False:
+ * the message has no digests, or not one for each block. */
+bool rd2h_dm_digests(rd2h_dm *, uint32_t batch, void (*see)(void *, const struct rd2h_dm_block *), void *);
+/* While being shown a block: its bytes are not the source's. Its request ends (its further blocks are not shown), no other does. */
+void rd2h_dm_wrong_digest(rd2h_dm *, uint32_t batch, const struct rd2h_dm_block *, const char *text, uint64_t now);
 /* Whether its read, which is running, is still of use: its peer holds the source, and a request of it has not ended. */
 bool rd2h_dm_batch_wanted(const rd2h_dm *, uint32_t batch);
 uint32_t rd2h_dm_batch_peer(const rd2h_dm *, uint32_t batch);

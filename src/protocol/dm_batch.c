@@ -291,21 +291,25 @@ void rd2h_dm_plan(rd2h_dm *m, uint32_t batch, struct rd2h_descs *d) {
     if (b->msg->req[k].status == DM_PENDING) plan_one(m, b, &b->msg->req[k], d);
 }
 
+void dm_read_over(rd2h_dm *m, struct dm_batch *b, struct rd2h_wire_req *w, int status, const char *text, uint64_t now) {
+  struct dm_req *r = dm_req(m, w->handle);
+  w->status = status;
+  r->progress = now;
+  if (status != RD2H_OK) {
+    dm_req_end(m, w->handle, status, text, b->peer);
+    b->read_failed = true;
+    note_failure(b, text);
+  }
+  r->inflight--;
+  dm_req_settle(m, w->handle);
+}
+
 static void phase_over(rd2h_dm *m, uint32_t i, int status, const char *text, uint64_t now) {
   struct dm_batch *b = dm_batch(m, i);
   for (uint32_t k = 0; k < b->msg->n_reqs; k++) {
     struct rd2h_wire_req *w = &b->msg->req[k];
     if (w->status != DM_READING) continue;
-    struct dm_req *r = dm_req(m, w->handle);
-    w->status = status;
-    r->progress = now;
-    if (status != RD2H_OK) dm_req_end(m, w->handle, status, text, b->peer);
-    r->inflight--;
-    dm_req_settle(m, w->handle);
-  }
-  if (status != RD2H_OK) {
-    b->read_failed = true;
-    note_failure(b, text);
+    dm_read_over(m, b, w, status, text, now);
   }
   dm_batch_step(m, i, now);
 }

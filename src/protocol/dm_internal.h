@@ -113,6 +113,8 @@ void dm_peer_probe_due(rd2h_dm *, uint32_t peer, uint64_t now);
 /* batches (dm_batch.c) */
 void dm_batch_step(rd2h_dm *, uint32_t batch, uint64_t now);
 void dm_batch_drop(rd2h_dm *, uint32_t batch);
+/* One request's part of a read is over. */
+void dm_read_over(rd2h_dm *, struct dm_batch *, struct rd2h_wire_req *, int status, const char *text, uint64_t now);
 /* Nothing that waits in it will be read: it is answered failed when a read of it, if any, is over. */
 void dm_batch_fail(rd2h_dm *, uint32_t batch, const char *text, uint64_t now);
 void dm_wait_recheck(rd2h_dm *, uint64_t now);

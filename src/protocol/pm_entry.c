@@ -142,6 +142,7 @@ static void send_entry(rd2h_pm *m, uint32_t i) {
   a->layer = x->layer;
   a->seq = x->seq;
   a->has_seq = e->ours && (e->caps & RD2H_CAP_SEQ);
+  a->digests = a->has_seq && (e->caps & RD2H_CAP_DIGEST);
 }
 
 /* Starts an epoch when something waits for one; sends what waits when it is open. */

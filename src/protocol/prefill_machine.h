@@ -39,6 +39,7 @@ struct rd2h_pa {
   uint64_t cookie; /* the worker's own name for endpoint (CONNECT … SEND) or batch (BATCH_SETTLED, SEND_BATCH) */
   uint32_t layer;
   bool ours;       /* peer acknowledged with its extension */
+  bool digests;    /* peer wants them (SEND_BATCH) */
   bool has_seq;
   uint64_t seq;
   int status;

@@ -120,6 +120,14 @@ static int take_done_attempts(struct rd2h_wire_in *in, struct rd2h_wire_ready *m
   return RD2H_OK;
 }
 
+static int take_digests(struct rd2h_wire_in *in, struct rd2h_wire_ready *m) {
+  if (!rd2h_mp_bin(&in->r, &m->digests))
+    return rd2h_wire_expected(in, "\"dig\"", "bytes");
+  if (m->digests.n % 4)
+    return rd2h_fail(in->err, RD2H_MALFORMED, "%s: \"dig\" has %u bytes, digests have 4 each", in->msg, m->digests.n);
+  return RD2H_OK;
+}
+
 /* The 8th field when it is a map; anything else there is none of ours. */
 static int take_extra(struct rd2h_wire_in *in, struct rd2h_wire_ready *m) {
   uint32_t pairs;
@@ -137,6 +145,8 @@ static int take_extra(struct rd2h_wire_in *in, struct rd2h_wire_ready *m) {
       m->has_seq = true;
     } else if (key.n == 3 && !memcmp(key.p, "att", 3)) {
       RD2H_TRY(take_done_attempts(in, m));
+    } else if (key.n == 3 && !memcmp(key.p, "dig", 3)) {
+      RD2H_TRY(take_digests(in, m));
     } else {
       RD2H_TRY(rd2h_wire_skip(in, "an unknown key's value", 1));
     }
@@ -223,19 +233,24 @@ void rd2h_wire_encode_reqs(struct rd2h_buf *b, const struct rd2h_wire_req *req, 
   }
 }
 
-static void put_extra(struct rd2h_buf *b, const struct rd2h_wire_done *done, uint32_t n_done, const uint64_t *seq) {
+static void put_extra(struct rd2h_buf *b, const struct rd2h_wire_done *done, uint32_t n_done, const uint64_t *seq,
+                      struct rd2h_str digests) {
   bool attempts = any_attempt(done, n_done);
-  rd2h_mp_put_map(b, (uint32_t)!!seq + attempts);
+  rd2h_mp_put_map(b, (uint32_t)!!seq + attempts + !!digests.n);
   if (seq) {
     rd2h_mp_put_str(b, "seq", 3);
     rd2h_mp_put_uint(b, *seq);
   }
-  if (!attempts)
-    return;
-  rd2h_mp_put_str(b, "att", 3);
-  rd2h_mp_put_array(b, n_done);
-  for (uint32_t i = 0; i < n_done; i++)
-    put_attempt(b, done[i].has_attempt, done[i].attempt);
+  if (attempts) {
+    rd2h_mp_put_str(b, "att", 3);
+    rd2h_mp_put_array(b, n_done);
+    for (uint32_t i = 0; i < n_done; i++)
+      put_attempt(b, done[i].has_attempt, done[i].attempt);
+  }
+  if (digests.n) {
+    rd2h_mp_put_str(b, "dig", 3);
+    rd2h_mp_put_bin(b, digests.p, digests.n);
+  }
 }
 
 static void put_tail(struct rd2h_buf *b, const struct rd2h_wire_done *done, uint32_t n_done, uint32_t member, uint32_t ratio) {
@@ -247,17 +262,17 @@ static void put_tail(struct rd2h_buf *b, const struct rd2h_wire_done *done, uint
 }
 
 void rd2h_wire_encode_ready_tail(struct rd2h_buf *b, const struct rd2h_wire_done *done, uint32_t n_done, uint32_t member,
-                                 uint32_t ratio, bool has_seq, uint64_t seq) {
+                                 uint32_t ratio, bool has_seq, uint64_t seq, struct rd2h_str digests) {
   put_tail(b, done, n_done, member, ratio);
   if (has_seq)
-    put_extra(b, done, n_done, &seq);
+    put_extra(b, done, n_done, &seq, digests);
 }
 
 void rd2h_wire_encode_ready(struct rd2h_buf *b, const struct rd2h_wire_ready *m) {
-  bool extra = m->has_seq || any_attempt(m->done, m->n_done);
+  bool extra = m->has_seq || m->digests.n || any_attempt(m->done, m->n_done);
   rd2h_wire_encode_ready_head(b, m->layer_idx, m->layer, extra);
   rd2h_wire_encode_reqs(b, m->req, m->n_reqs);
   put_tail(b, m->done, m->n_done, m->member, m->ratio);
   if (extra)
-    put_extra(b, m->done, m->n_done, m->has_seq ? &m->seq : NULL);
+    put_extra(b, m->done, m->n_done, m->has_seq ? &m->seq : NULL, m->digests);
 }

@@ -153,6 +153,10 @@ void gen_ready(struct gen *g, struct rd2h_wire_ready *m) {
   m->ratio = 1 + (uint32_t)gen_number(g, RD2H_WIRE_MAX_RATIO - 1);
   m->has_seq = gen_below(g, 2);
   m->seq = m->has_seq ? gen_number(g, UINT64_MAX) : 0;
+  if (gen_below(g, 2)) {
+    m->digests = gen_str(g, 400);
+    m->digests.n &= ~3u;
+  }
 }
 
 void gen_cancel(struct gen *g, struct rd2h_wire_cancel *m) {

@@ -115,7 +115,7 @@ static void test_ready(void **state) {
     for (uint32_t i = 0; i < m.n_done; i++)
       attempts |= m.done[i].has_attempt;
     rd2h_wire_encode_ready(&buf, &m);
-    const object *f = fields_of(7 + (m.has_seq || attempts), "read_ready_batch");
+    const object *f = fields_of(7 + (m.has_seq || attempts || m.digests.n), "read_ready_batch");
     is_uint(&f[1], m.layer_idx);
     is_str(&f[2], m.layer);
     const object *req = is_array(&f[3], m.n_reqs), *done = is_array(&f[4], m.n_done);
@@ -140,6 +140,12 @@ static void test_ready(void **state) {
       const object *att = is_array(at_key(&f[7], m.has_seq, "att"), m.n_done);
       for (uint32_t i = 0; i < m.n_done; i++)
         is_attempt(&att[i], m.done[i].has_attempt, m.done[i].attempt);
+    }
+    if (m.digests.n) {
+      const object *dig = at_key(&f[7], m.has_seq + attempts, "dig");
+      assert_int_equal(dig->type, MSGPACK_OBJECT_BIN);
+      assert_int_equal(dig->via.bin.size, m.digests.n);
+      assert_memory_equal(dig->via.bin.ptr, m.digests.p, m.digests.n);
     }
     done_with_it();
   }

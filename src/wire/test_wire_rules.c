@@ -530,7 +530,7 @@ static void test_number_of_an_unreadable_ready(void **state) {
   rd2h_buf_reset(&buf);
   rd2h_wire_encode_ready_head(&buf, 3, STR("layer"), true);
   rd2h_mp_put_nil(&buf); /* where the requests should be */
-  rd2h_wire_encode_ready_tail(&buf, NULL, 0, 0, 1, true, 41);
+  rd2h_wire_encode_ready_tail(&buf, NULL, 0, 0, 1, true, 41, (struct rd2h_str){0});
   struct rd2h_wire_ready m;
   assert_int_equal(ready(&m), RD2H_MALFORMED);
   assert_true(rd2h_wire_ready_seq(buf.p, buf.len, &seq));
@@ -540,8 +540,29 @@ static void test_number_of_an_unreadable_ready(void **state) {
   rd2h_buf_reset(&buf);
   rd2h_wire_encode_ready_head(&buf, 3, STR("layer"), false);
   rd2h_wire_encode_reqs(&buf, NULL, 0);
-  rd2h_wire_encode_ready_tail(&buf, NULL, 0, 0, 1, false, 0);
+  rd2h_wire_encode_ready_tail(&buf, NULL, 0, 0, 1, false, 0, (struct rd2h_str){0});
   assert_false(rd2h_wire_ready_seq(buf.p, buf.len, &seq)); /* it has none */
+}
+
+/* Without digests not a byte is spent on them; with them, the key and 4 bytes each. A part of one is malformed. */
+static void test_digests_cost_what_they_are(void **state) {
+  (void)state;
+  struct rd2h_wire_ready m = {.layer_idx = 3, .layer = STR("layer"), .ratio = 1, .has_seq = true, .seq = 5}, got;
+  static const uint8_t without[] = {0x81, 0xa3, 's', 'e', 'q', 5}, with[] = {0xa3, 'd', 'i', 'g', 0xc4, 8};
+  rd2h_buf_reset(&buf);
+  rd2h_wire_encode_ready(&buf, &m);
+  assert_memory_equal(buf.p + buf.len - sizeof without, without, sizeof without);
+  size_t bare = buf.len;
+  for (uint32_t n = 6; n <= 8; n += 2) {
+    m.digests = (struct rd2h_str){"abcdefgh", n};
+    rd2h_buf_reset(&buf);
+    rd2h_wire_encode_ready(&buf, &m);
+    assert_int_equal(ready(&got), n % 4 ? RD2H_MALFORMED : RD2H_OK);
+  }
+  assert_int_equal(buf.len, bare + sizeof with + 8);
+  assert_memory_equal(buf.p + bare, with, sizeof with);
+  assert_int_equal(got.digests.n, 8);
+  assert_memory_equal(got.digests.p, "abcdefgh", 8);
 }
 
 int main(void) {
@@ -552,7 +573,7 @@ int main(void) {
     cmocka_unit_test(test_cap_meta), cmocka_unit_test(test_cap_stage), cmocka_unit_test(test_cap_text),
     cmocka_unit_test(test_cap_ext), cmocka_unit_test(test_ext_takes), cmocka_unit_test(test_ext_refuses),
     cmocka_unit_test(test_ext_in_any_layer), cmocka_unit_test(test_meta_refuses), cmocka_unit_test(test_reply_ignores),
-    cmocka_unit_test(test_number_of_an_unreadable_ready),
+    cmocka_unit_test(test_number_of_an_unreadable_ready), cmocka_unit_test(test_digests_cost_what_they_are),
   };
   return cmocka_run_group_tests_name("wire_rules", tests, set_up, tear_down);
 }

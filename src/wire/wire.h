@@ -41,7 +41,8 @@ enum {
   RD2H_CAP_STATUS = 1 << 1,  /* per-request status in replies */
   RD2H_CAP_ATTEMPT = 1 << 2, /* attempt nonces */
   RD2H_CAP_CANCEL = 1 << 3,
-  RD2H_CAP_PING = 1 << 4
+  RD2H_CAP_PING = 1 << 4,
+  RD2H_CAP_DIGEST = 1 << 5   /* of P: makes digests where they are wanted; of D: wants them. Only with the option `digest` */
 };
 #define RD2H_CAPS_ALL (RD2H_CAP_SEQ | RD2H_CAP_STATUS | RD2H_CAP_ATTEMPT | RD2H_CAP_CANCEL | RD2H_CAP_PING)
 struct rd2h_wire_engine {
@@ -109,6 +110,9 @@ struct rd2h_wire_ready {
   uint32_t member, ratio;
   bool has_seq;
   uint64_t seq;
+  /* CRC32C of every block at its source, 4 bytes each, most significant first; request after request, in it tensor after tensor: the
+   * main ones (of member 0 only) each over the main list, then indexer and scale over the indexer list. Empty: none were made. */
+  struct rd2h_str digests;
 };
 
 /* A reply (ACK, META_ACK, META_NAK, DONE, FAILED) as Prefill reads it. */
@@ -150,11 +154,11 @@ int rd2h_wire_decode_ext(const uint8_t *p, size_t n, struct rd2h_arena *, struct
 void rd2h_wire_encode_meta(struct rd2h_buf *, const struct rd2h_wire_meta *); /* fields 3 or 6; ext when present, in the first layer */
 void rd2h_wire_encode_ready(struct rd2h_buf *, const struct rd2h_wire_ready *);
 /* The same in two parts, so that the request list (equal for many layers) is encoded once: head, reqs, tail. Without has_seq no
- * 8th field is written: then the attempts of done ids are not sent. */
+ * 8th field is written: then the attempts of done ids and digests are not sent. */
 void rd2h_wire_encode_ready_head(struct rd2h_buf *, uint32_t layer_idx, struct rd2h_str layer, bool has_seq);
 void rd2h_wire_encode_reqs(struct rd2h_buf *, const struct rd2h_wire_req *, uint32_t n);
 void rd2h_wire_encode_ready_tail(struct rd2h_buf *, const struct rd2h_wire_done *, uint32_t n_done, uint32_t member, uint32_t ratio,
-                                 bool has_seq, uint64_t seq);
+                                 bool has_seq, uint64_t seq, struct rd2h_str digests);
 void rd2h_wire_encode_ack(struct rd2h_buf *);
 void rd2h_wire_encode_meta_ack(struct rd2h_buf *, const struct rd2h_wire_ext *or_null);
 void rd2h_wire_encode_meta_nak(struct rd2h_buf *, const char *text);

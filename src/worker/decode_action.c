@@ -48,12 +48,15 @@ static void do_connect(rd2h_dw *w, const struct rd2h_da *a) {
   snprintf(p->way, sizeof p->way, "%s%s%s%s%s", p->session, rc ? "" : " by ", rc ? "" : chosen, *way ? ", " : "", way);
   if (!rc)
     RD2H_INFO("decode rank %u: Prefill %s is connected, engine %s", w->o.tp_rank, p->session, chosen);
+  if (!rc && w->o.digest && !(a->meta->ext.present && a->meta->ext.caps & RD2H_CAP_DIGEST))
+    RD2H_WARN("decode rank %u: Prefill %s makes no digests, so what is read from it is not checked: set digest there, too",
+              w->o.tp_rank, p->session);
   rd2h_dm_connected(w->dm, a->peer, rc, err.text, w->now);
 }
 
 /* ---- answers ---- */
 static void do_reply(rd2h_dw *w, const struct rd2h_da *a) {
-  struct rd2h_wire_ext ext = {.present = true, .revision = RD2H_EXT_REVISION, .caps = RD2H_CAPS_ALL};
+  struct rd2h_wire_ext ext = {.present = true, .revision = RD2H_EXT_REVISION, .caps = RD2H_CAPS_ALL | (w->o.digest ? RD2H_CAP_DIGEST : 0)};
   const struct rd2h_wire_req *req = a->ours && a->msg ? a->msg->req : NULL;
   uint32_t n = req ? a->msg->n_reqs : 0;
   const uint64_t *seq = a->ours && a->has_seq ? &a->seq : NULL;

@@ -215,6 +215,8 @@ static void completed(rd2h_dw *w, const struct rd2h_completion *c) {
   trace(w, b, c);
   if (dw_retry_later(w, b, c->status))
     return;
+  if (!c->status && w->o.digest)
+    dw_check_digests(w, b);
   finish(w, b, c->status, c->status ? rd2h_eng_last_error(w->eng, c->id) : "");
 }
 

@@ -85,7 +85,7 @@ struct rd2h_dw {
   uint64_t retry_at; /* when the first that rests is to be tried again */
   struct dw_batch *idle_batch, *resting;
   uint64_t descs_held, idle_descs; /* room for descriptors: of batches, of idle ones */
-  struct rd2h_decode_stats count; /* reads, descriptors, bytes */
+  struct rd2h_decode_stats count; /* what the worker counts itself */
   struct dw_request *ended, *ended_tail; /* of this turn, not yet handed over */
 
   pthread_mutex_t mu; /* guards what follows; the API's threads use only this and the arena below */
@@ -120,6 +120,8 @@ void dw_cancel(rd2h_dw *, uint32_t batch);
 void dw_submit(rd2h_dw *, struct dw_batch *);   /* after those of its peer that wait */
 uint32_t dw_complete(rd2h_dw *);              /* takes completions and events of the engine; how many */
 void dw_batches_free(rd2h_dw *);
+/* decode_digest.c */
+void dw_check_digests(rd2h_dw *, const struct dw_batch *); /* before a read that went well is over */
 /* decode_retry.c */
 bool dw_retry_later(rd2h_dw *, struct dw_batch *, int status); /* false: it is not to be tried again */
 bool dw_retry_cancel(rd2h_dw *, struct dw_batch *);            /* false: it does not rest */

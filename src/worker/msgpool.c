@@ -59,6 +59,7 @@ static void move_str(struct move m, struct rd2h_str *s) {
 
 static void move_view(struct rd2h_wire_ready *r, struct move arena, struct move payload) {
   move_str(payload, &r->layer);
+  move_str(payload, &r->digests);
   r->req = moved(arena, r->req);
   r->done = moved(arena, r->done);
   for (uint32_t i = 0; i < r->n_reqs; i++) {

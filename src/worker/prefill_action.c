@@ -77,7 +77,8 @@ static void do_batch(rd2h_pw *w, const struct rd2h_pa *a) {
   rd2h_buf_reset(&w->out);
   rd2h_wire_encode_ready_head(&w->out, at.layer, str_of(w->o.layout->layer[b->layer].name), at.has_seq);
   pw_encode_list(w, b->step, g, b->variant, w->idx, n, &w->out);
-  rd2h_wire_encode_ready_tail(&w->out, NULL, 0, g->member, g->ratio, at.has_seq, at.seq);
+  struct rd2h_str digests = at.digests && w->o.digest ? pw_digests(w, b, w->idx, n) : (struct rd2h_str){0};
+  rd2h_wire_encode_ready_tail(&w->out, NULL, 0, g->member, g->ratio, at.has_seq, at.seq, digests);
   if (e->unanswered && e->unanswered + w->out.len > (size_t)w->o.max_queue_bytes_mb << 20) {
     rd2h_pm_disconnected(w->pm, at.endpoint, at.epoch, "it leaves more bytes of messages unanswered than max_queue_bytes_mb "
                          "allows", w->now);
@@ -96,7 +97,7 @@ static void do_done(rd2h_pw *w, const struct rd2h_pa *a) {
   rd2h_buf_reset(&w->out);
   rd2h_wire_encode_ready_head(&w->out, a->layer, str_of(w->o.layout->layer[a->layer].name), a->has_seq);
   rd2h_wire_encode_reqs(&w->out, NULL, 0);
-  rd2h_wire_encode_ready_tail(&w->out, &d, 1, e->member, e->ratio, a->has_seq, a->seq);
+  rd2h_wire_encode_ready_tail(&w->out, &d, 1, e->member, e->ratio, a->has_seq, a->seq, (struct rd2h_str){0});
   send_out(w, a);
 }
 
@@ -106,7 +107,7 @@ static void do_poison(rd2h_pw *w, const struct rd2h_pa *a) {
   rd2h_buf_reset(&w->out);
   rd2h_wire_encode_ready_head(&w->out, a->layer, str_of(POISON_LAYER), false);
   rd2h_wire_encode_reqs(&w->out, &r, 1);
-  rd2h_wire_encode_ready_tail(&w->out, NULL, 0, e->member, e->ratio, false, 0);
+  rd2h_wire_encode_ready_tail(&w->out, NULL, 0, e->member, e->ratio, false, 0, (struct rd2h_str){0});
   send_out(w, a);
 }
 

@@ -191,7 +191,7 @@ int rd2h_pw_layer(rd2h_pw *w, uint32_t layer, void *stream, bool on_stream, stru
     rc = recorded ? recorded : rc;
   }
   step_ref(s);
-  pw_push(w, it, batches <= LIGHT_READERS && s->bytes.len <= LIGHT_STEP_BYTES);
+  pw_push(w, it, batches <= LIGHT_READERS && s->bytes.len <= LIGHT_STEP_BYTES && !w->o.digest);
   return rc;
 }
 

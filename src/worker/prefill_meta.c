@@ -36,7 +36,7 @@ static int offer_engines(rd2h_pw *w, uint64_t reader, struct rd2h_wire_ext *x, s
 
 static int make_ext(rd2h_pw *w, uint64_t reader, struct rd2h_wire_ext *x, struct rd2h_buf *conn, struct rd2h_error *err) {
   const struct rd2h_layout *l = w->o.layout;
-  *x = (struct rd2h_wire_ext){.present = true, .revision = RD2H_EXT_REVISION, .caps = RD2H_CAPS_ALL,
+  *x = (struct rd2h_wire_ext){.present = true, .revision = RD2H_EXT_REVISION, .caps = RD2H_CAPS_ALL | (w->o.digest ? RD2H_CAP_DIGEST : 0),
                               .n_regions = w->o.n_memory, .region = w->o.memory,
                               .blocks = {(uint32_t)l->num_blocks, (uint32_t)l->num_blocks},
                               .heads = {l->heads[0], l->heads[1], l->heads[2]},

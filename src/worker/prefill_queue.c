@@ -263,7 +263,7 @@ static void take_stats(rd2h_pw *w, struct rd2h_prefill_stats *s) {
   struct rd2h_pm_stats m;
   rd2h_pm_stats(w->pm, &m);
   *s = (struct rd2h_prefill_stats){
-      .batches = m.batches, .batches_failed = m.batches_failed, .bytes_sent = w->bytes_sent, .epochs = m.epochs,
+      .batches = m.batches, .batches_failed = m.batches_failed, .bytes_sent = w->bytes_sent, .digests = w->n_digests, .epochs = m.epochs,
       .epochs_lost = m.epochs_lost, .requests_settled = m.requests_settled, .requests_failed = m.requests_failed,
       .given_up = m.given_up, .cancels = m.cancels, .skipped = m.skipped, .malformed = m.malformed,
       .failed_transport = m.failed_transport, .failed_peer_lost = m.failed_peer_lost, .failed_layout = m.failed_layout,

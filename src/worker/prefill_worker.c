@@ -146,6 +146,7 @@ static void close_fd(int fd) {
 static void free_buffers(rd2h_pw *w) {
   rd2h_buf_free(&w->meta);
   rd2h_buf_free(&w->out);
+  rd2h_buf_free(&w->digest);
   rd2h_arena_free(&w->ask);
   rd2h_arena_free(&w->reply_arena);
   rd2h_free(w->endpoint);

@@ -134,14 +134,14 @@ struct rd2h_pw {
   /* the sender */
   struct pw_item *todo, *todo_tail; /* taken from the queue; the first waits for the device */
   uint64_t now;
-  struct rd2h_buf meta, out;
+  struct rd2h_buf meta, out, digest;
   struct pw_endpoint *endpoint; /* by handle of the machine */
   uint32_t n_endpoints, *dirty, n_dirty;
   uint32_t *idx, idx_cap; /* scratch of SEND_BATCH */
   struct rd2h_wire_req *wire;
   uint32_t wire_cap;
   struct rd2h_arena reply_arena;
-  uint64_t bytes_sent, last_reader;
+  uint64_t bytes_sent, last_reader, n_digests;
   uint8_t incarnation[16];
   uint32_t next_monitor;
   struct pw_ended *fresh, *fresh_tail; /* settled in this turn */
@@ -155,6 +155,9 @@ void pw_prepare(rd2h_pw *, struct pw_step *); /* sender: endpoints and requests 
 /* Appends the encoded request list of a group: the n requests that idx names by their place in the group's list. */
 bool pw_encode_list(rd2h_pw *, const struct pw_step *, struct pw_group *, uint32_t variant, const uint32_t *idx, uint32_t n,
                     struct rd2h_buf *to);
+/* prefill_digest.c: of the requests of the batch that idx names by their place in the group's list, in the order of the wire; empty
+ * where they cannot be made. Valid until the next call. */
+struct rd2h_str pw_digests(rd2h_pw *, const struct pw_batch *, const uint32_t *idx, uint32_t n);
 /* prefill_queue.c */
 struct pw_batch *pw_batch_take(rd2h_pw *, uint32_t reqs);
 void pw_batch_give(rd2h_pw *, struct pw_batch *);
