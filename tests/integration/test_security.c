@@ -114,7 +114,7 @@ static void bad_keys_are_named(void **state) {
     const char *secret, *list, *word;
   } rows[] = {{"short", "*", "curve_secret: a secret key must be"}, {NULL, "*", "curve_secret is not set"},
               {p_secret, NULL, "is empty"},   {p_secret, " , ", "is empty"},
-              {p_secret, "nokey", "entry 1 (\"nokey\")"}};
+              {p_secret, "nokey", "entry 1 is no public key"}};
   struct rig_side side;
   rig_side_open(&side, &shape);
   for (size_t i = 0; i < RD2H_COUNT(rows); i++) {
