@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 PROGRAM = sys.argv[1]
+SHADOWED = b"__tsan_init" in Path(PROGRAM).read_bytes()  # each byte has several more of ThreadSanitizer's
 HEADER = Path(__file__).resolve().parent.parent / "include/rd2h/version.h"
 
 
@@ -208,7 +209,7 @@ def bench_peers_grows_with_bounds():
     many = json.loads(run(*args, "--peers", "60", "--requests", "600", "--json").stdout)
     assert few["one"]["us"] > 0 and few["many"]["thread_us"] > 0, few
     growth = (many["many"]["mib"] - few["many"]["mib"]) / 50
-    assert growth < 0.5, (few, many)  # a thousand ranks stay below half of what is allowed
+    assert SHADOWED or growth < 0.5, (few, many)  # a thousand ranks stay below half of what is allowed
     assert many["many"]["thread_times_one"] < 5, many  # near 1 on a quiet machine
     refuses("--requests 5", "bench", "peers", "--peers", "10", "--requests", "5")
 
