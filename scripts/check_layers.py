@@ -38,7 +38,7 @@ LIBRARIES = {
     "zmq.h": "worker cli", # cli: the bare pair that bench pair measures beside
     "curl/curl.h": "rendezvous",
     "jansson.h": "scheduler rendezvous connector cli",
-    "pthread.h": "base device engine rendezvous worker connector cli examples",
+    "pthread.h": "base pool device engine rendezvous worker connector cli examples",
 }
 # Parts of the proxy: its files (without .c and .h) and the parts whose headers they may include, besides their own. What is in no
 # other part is the program, which may include all.

@@ -2,15 +2,11 @@
 /* Finding, loading and checking the library. Once loaded it stays: unloading it ends in a double free of its own. */
 #include "engines/memfabric/memfabric.h"
 #include <dlfcn.h>
-#include <errno.h>
-#include <glob.h>
 #include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <unistd.h>
 
 #define LIBRARY "libmf_smem.so"
-#define PACKAGE "lib/python3*/site-packages/memfabric_hybrid/lib"
+#define PACKAGE "memfabric_hybrid/lib"
 #define FOLDER_ENV "MEMFABRIC_HYBRID_EXTEND_LIB_PATH"
 #define LEVEL_WARN 2
 #define LEVEL_ERROR 3
@@ -131,56 +127,6 @@ static int load(const char *path, struct mf_api *a, struct rd2h_error *err) {
   return rc;
 }
 
-/* ---- finding ---- */
-static bool file_in(const char *folder, char out[MF_PATH_MAX]) {
-  int n = snprintf(out, MF_PATH_MAX, "%s/" LIBRARY, folder);
-  return n > 0 && n < (int)MF_PATH_MAX && !access(out, R_OK);
-}
-
-static bool in_prefix(const char *prefix, char out[MF_PATH_MAX]) {
-  char pattern[MF_PATH_MAX];
-  glob_t found;
-  bool there = false;
-  snprintf(pattern, sizeof pattern, "%s/" PACKAGE, prefix);
-  if (glob(pattern, 0, NULL, &found))
-    return false;
-  for (size_t i = 0; i < found.gl_pathc && !there; i++)
-    there = file_in(found.gl_pathv[i], out);
-  globfree(&found);
-  return there;
-}
-
-/* PREFIX of a program PREFIX/bin/NAME: a Python's packages lie below it. As it was called, since in a virtual environment the file
- * is a link; and as it is. */
-static bool beside_program(const char *program, char out[MF_PATH_MAX]) {
-  char prefix[MF_PATH_MAX + 4];
-  const char *slash = strrchr(program, '/');
-  if (!slash || slash - program >= (long)MF_PATH_MAX)
-    return false;
-  snprintf(prefix, sizeof prefix, "%.*s/..", (int)(slash - program), program);
-  return in_prefix(prefix, out);
-}
-
-/* The environment's folder, the Python package of the active environment, of this Python or of the system, then whatever the loader
- * finds. */
-static void look_around(char out[MF_PATH_MAX]) {
-  const char *folder = getenv(FOLDER_ENV), *venv = getenv("VIRTUAL_ENV");
-  char self[MF_PATH_MAX];
-  ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-  self[n > 0 ? n : 0] = 0;
-  if ((folder && file_in(folder, out)) || (venv && in_prefix(venv, out)) || beside_program(program_invocation_name, out) ||
-      beside_program(self, out) || in_prefix("/usr/local", out) || in_prefix("/usr", out))
-    return;
-  snprintf(out, MF_PATH_MAX, LIBRARY);
-}
-
-static void find(const char *where, char out[MF_PATH_MAX]) {
-  if (!where)
-    look_around(out);
-  else if (!file_in(where, out))
-    snprintf(out, MF_PATH_MAX, "%s", where);
-}
-
 static int missing(const char *where, struct rd2h_error *err) {
   char why[RD2H_ERROR_TEXT];
   snprintf(why, sizeof why, "%s", err->text);
@@ -194,7 +140,7 @@ int rd2h_mf_library(const char *where, const struct mf_api **out, struct rd2h_er
   int rc = RD2H_OK;
   err = err ? err : &local;
   pthread_mutex_lock(&lock);
-  find(where, path);
+  rd2h_locate(LIBRARY, PACKAGE, FOLDER_ENV, where, path);
   if (!loaded.path[0]) {
     struct mf_api a = {0};
     rc = load(path, &a, err);

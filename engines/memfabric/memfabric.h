@@ -9,7 +9,7 @@
 #define MF_ID_MAX 64u         /* "address:port" with its end; what the library takes */
 #define MF_HOST_MAX 56u       /* a numeric address with its end */
 #define MF_NIC_MAX 64u
-#define MF_PATH_MAX 1024u
+#define MF_PATH_MAX RD2H_LOCATE_MAX
 #define MF_NIC_PORT_MAX 32767u
 #define MF_PAGE (2u << 20)    /* the library rounds registrations out to these */
 #define MF_MERGE_GAP 4096u    /* registrations closer than this become one, as the reference connector does it */

@@ -44,14 +44,25 @@ struct rd2h_pool_opts {
   uint64_t numa_nodes; /* creation only. Bit n: node n; one node: all pages there, several: in turn; 0: where the kernel puts them */
   uint64_t keep_free;  /* creation only: bytes that must stay available beside the pool */
   const char *device;  /* this process's mapping is pinned for it (rd2h/device.h), which becomes the calling thread's; NULL: not */
+  /* Whose memory, equal on all ranks but for the rank. NULL or "own": a memfd, as above. "memfabric,rank=N,world=N,
+   * store=tcp://A.B.C.D:PORT[,device=N][,init_s=N][,lib=PATH]": of MemFabric's offload API (libmf_acc_offload.so, loaded at run time),
+   * at one address in all ranks and for the device. All call rd2h_pool_join first; rank 0 creates, the others attach. UNSUPPORTED with
+   * pages huge, lock must, numa_nodes or device, which that API does not have. */
+  const char *provider;
 };
+/* For provider memfabric, by every rank at once: returns when all of the world have called it, within init_s (90). Rank 0 starts the
+ * store; shape must be that of the pool. A process joins once. OK at once for provider own. Errors: INVALID, RANGE, LIMIT, NOT_FOUND
+ * (no library), UNSUPPORTED (its functions), PEER_LOST (no store), TIMEOUT (ranks are missing), IO (the library's code is in err),
+ * STATE. */
+RD2H_API int rd2h_pool_join(const struct rd2h_pool_opts *, struct rd2h_error *);
 /* Allocates every page before it returns (about 1 s for 4 GB), after looking whether machine and control groups have them. Errors:
  * INVALID, RANGE (the shape), LIMIT (too large: what is there and what is needed), NOMEM, PERMISSION (LOCK_MUST), those of a device
- * (rd2h_device_probe). */
+ * (rd2h_device_probe). STATE: memfabric was not joined. */
 RD2H_API int rd2h_pool_create(const struct rd2h_pool_opts *, rd2h_pool **, struct rd2h_error *);
 /* Errors: INVALID (no handle), NOT_FOUND (stale: its creator has ended, or holds another pool), LAYOUT (another shape), PERMISSION. */
 RD2H_API int rd2h_pool_attach(const char *handle, const struct rd2h_pool_opts *, rd2h_pool **, struct rd2h_error *);
-/* Unmaps. Ranks that are attached keep the memory, but nobody can attach to it any more once its creator destroyed it. */
+/* Unmaps. Ranks that are attached keep the memory, but nobody can attach to it any more once its creator destroyed it. With provider
+ * memfabric the creator destroys last: that API does not say what its memory is afterwards. */
 RD2H_API void rd2h_pool_destroy(rd2h_pool *);
 
 /* At most RD2H_POOL_HANDLE bytes with the zero at its end; lives as long as the object. */
@@ -66,7 +77,7 @@ RD2H_API bool rd2h_pool_orphaned(const rd2h_pool *);
 
 struct rd2h_pool_info {
   uint64_t bytes;      /* of the mapping: arrays, rounded up to 2 MiB with room for a header */
-  uint64_t page_bytes; /* 2097152 for reserved huge pages */
+  uint64_t page_bytes; /* 2097152 for reserved huge pages; 0: not known (memfabric) */
   uint64_t numa_nodes; /* where pages were put; 0: nobody asked, or the kernel refused to be told */
   bool locked, creator, pinned;
   int32_t creator_pid;

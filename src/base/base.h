@@ -138,4 +138,11 @@ void *rd2h_map_aligned(uint64_t len, int prot, int fd);
 /* CRC-32 by Castagnoli's polynomial (RFC 3720) of n bytes: by the processor's own instruction where it has one, else by table. */
 uint32_t rd2h_crc32c(const void *p, size_t n);
 uint32_t rd2h_crc32c_table(const void *p, size_t n); /* always by table */
+
+/* ---- a library that is loaded at run time: locate.c ---- */
+#define RD2H_LOCATE_MAX 1024u /* of a path, with the zero at its end */
+/* Where the file is: where (the file, or a folder that holds it) if it is not NULL; else in the folder that the variable env names,
+ * or in that folder of a Python package which VIRTUAL_ENV, this program's prefix, /usr/local or /usr have; else the bare name. */
+void rd2h_locate(const char *file, const char *package, const char *env, const char *where, char out[RD2H_LOCATE_MAX]);
+
 #endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Creation, handle, attachment. The header lies in the last page of the memory, so that the arrays begin at 2 MiB. */
 #include "pool/pool.h"
-#include "device/device.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -10,30 +9,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define MAGIC UINT64_C(0x314c4f4f50483244) /* "D2HPOOL1" */
-#define NONCE_HEX 32
 #define MAX_LAYERS 65536u
 #define MAX_BYTES (UINT64_C(1) << 46)
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 #define MIB(bytes) ((unsigned long long)((bytes) >> 20))
-
-struct header {
-  uint64_t magic;
-  char nonce[NONCE_HEX + 1];
-  uint8_t pad[7];
-  uint64_t page_bytes, numa_nodes;
-  struct rd2h_pool_shape shape;
-};
-
-struct rd2h_pool {
-  struct pool_mapping m;
-  struct rd2h_pool_shape shape;
-  uint64_t offset[2], layer_bytes, data_bytes;
-  char handle[RD2H_POOL_HANDLE];
-  rd2h_dev *dev; /* for which the mapping is pinned, or NULL */
-  int32_t pid; /* of the creator */
-  int pidfd;   /* -1 in the creator */
-};
 
 /* ---- shape ---- */
 static uint64_t round_up(uint64_t n, uint64_t to) {
@@ -54,12 +33,12 @@ static int check_opts(const struct rd2h_pool_opts *o, struct rd2h_error *err) {
                        s->layers, (unsigned long long)s->blocks, (unsigned long long)s->block_bytes[a], MIB(MAX_BYTES));
   if ((unsigned)o->pages > RD2H_PAGES_HUGE || (unsigned)o->lock > RD2H_LOCK_MUST)
     return rd2h_fail(err, RD2H_INVALID, "pool: pages %d or lock %d is no such choice", (int)o->pages, (int)o->lock);
-  return RD2H_OK;
+  return pool_provider_check(o, err);
 }
 
 /* For the device of the options; who was built with older headers names none. */
 static int pin(rd2h_pool *p, const struct rd2h_pool_opts *o, struct rd2h_error *err) {
-  if (o->size < sizeof *o || !o->device)
+  if (o->size < offsetof(struct rd2h_pool_opts, provider) || !o->device)
     return RD2H_OK;
   int rc = rd2h_dev_open(o->device, &p->dev, err);
   if (rc)
@@ -73,7 +52,7 @@ static int pin(rd2h_pool *p, const struct rd2h_pool_opts *o, struct rd2h_error *
   return rc;
 }
 
-static void measure(rd2h_pool *p, const struct rd2h_pool_shape *s) {
+uint64_t pool_measure(rd2h_pool *p, const struct rd2h_pool_shape *s) {
   p->shape = *s;
   p->layer_bytes = 0;
   for (uint32_t a = 0; a < s->arrays; a++) {
@@ -81,14 +60,15 @@ static void measure(rd2h_pool *p, const struct rd2h_pool_shape *s) {
     p->layer_bytes += round_up(s->block_bytes[a] * s->blocks, POOL_ALIGN);
   }
   p->data_bytes = p->layer_bytes * s->layers;
+  return round_up(p->data_bytes + POOL_ALIGN, POOL_HUGE_PAGE);
 }
 
-static struct header *header_of(const struct pool_mapping *m) {
-  return (struct header *)(void *)(m->base + m->bytes - POOL_ALIGN);
+struct pool_header *pool_header_of(const struct pool_mapping *m) {
+  return (struct pool_header *)(void *)(m->base + m->bytes - POOL_ALIGN);
 }
 
 /* ---- creation ---- */
-static int check_room(const rd2h_pool *p, uint64_t bytes, const struct rd2h_pool_opts *o, struct rd2h_error *err) {
+int pool_check_room(const rd2h_pool *p, uint64_t bytes, const struct rd2h_pool_opts *o, struct rd2h_error *err) {
   struct pool_room room;
   uint64_t free_pages, pages, a_block = p->data_bytes / p->shape.blocks + 1;
   pool_huge_pages("", &free_pages, &pages);
@@ -106,8 +86,8 @@ static int check_room(const rd2h_pool *p, uint64_t bytes, const struct rd2h_pool
                    MIB(o->keep_free), room.where, MIB(room.available), MIB(room.total), (unsigned long long)(most / a_block));
 }
 
-static int make_nonce(char hex[NONCE_HEX + 1], struct rd2h_error *err) {
-  uint8_t raw[NONCE_HEX / 2];
+int pool_make_nonce(char hex[POOL_NONCE + 1], struct rd2h_error *err) {
+  uint8_t raw[POOL_NONCE / 2];
   if (rd2h_random(raw, sizeof raw))
     return rd2h_fail(err, RD2H_IO, "pool: no random bytes for its nonce: %s", strerror(errno));
   for (size_t i = 0; i < sizeof raw; i++)
@@ -116,8 +96,8 @@ static int make_nonce(char hex[NONCE_HEX + 1], struct rd2h_error *err) {
 }
 
 static void publish(rd2h_pool *p, const char *nonce) {
-  struct header *h = header_of(&p->m);
-  *h = (struct header){.magic = MAGIC, .page_bytes = p->m.page_bytes, .numa_nodes = p->m.numa_nodes, .shape = p->shape};
+  struct pool_header *h = pool_header_of(&p->m);
+  *h = (struct pool_header){.magic = POOL_MAGIC, .page_bytes = p->m.page_bytes, .numa_nodes = p->m.numa_nodes, .shape = p->shape};
   memcpy(h->nonce, nonce, sizeof h->nonce);
   p->pid = getpid();
   p->pidfd = -1;
@@ -125,18 +105,19 @@ static void publish(rd2h_pool *p, const char *nonce) {
 }
 
 int rd2h_pool_create(const struct rd2h_pool_opts *o, rd2h_pool **out, struct rd2h_error *err) {
-  char nonce[NONCE_HEX + 1], name[64];
+  char nonce[POOL_NONCE + 1], name[64];
   int rc = check_opts(o, err);
-  rc = rc ? rc : make_nonce(nonce, err);
+  if (!rc && pool_acc_named(o))
+    return pool_provided_create(o, out, err);
+  rc = rc ? rc : pool_make_nonce(nonce, err);
   if (rc)
     return rc;
   rd2h_pool *p = rd2h_zalloc(sizeof *p);
   if (!p)
     return rd2h_nomem(err, "a pool");
-  measure(p, &o->shape);
-  uint64_t bytes = round_up(p->data_bytes + POOL_ALIGN, POOL_HUGE_PAGE);
+  uint64_t bytes = pool_measure(p, &o->shape);
   snprintf(name, sizeof name, POOL_NAME "-%s", nonce);
-  rc = check_room(p, bytes, o, err);
+  rc = pool_check_room(p, bytes, o, err);
   rc = rc ? rc : pool_mapping_make(o, name, bytes, &p->m, err);
   if (rc) {
     rd2h_free(p);
@@ -155,10 +136,15 @@ int rd2h_pool_create(const struct rd2h_pool_opts *o, rd2h_pool **out, struct rd2
   return RD2H_OK;
 }
 
+int rd2h_pool_join(const struct rd2h_pool_opts *o, struct rd2h_error *err) {
+  int rc = check_opts(o, err);
+  return rc || !pool_acc_named(o) ? rc : pool_provided_join(o, err);
+}
+
 /* ---- attachment ---- */
 struct origin {
   int pid, fd;
-  char nonce[NONCE_HEX + 1];
+  char nonce[POOL_NONCE + 1];
 };
 
 static int parse_handle(const char *handle, struct origin *o, struct rd2h_error *err) {
@@ -166,7 +152,7 @@ static int parse_handle(const char *handle, struct origin *o, struct rd2h_error 
   *o = (struct origin){0};
   if (handle && sscanf(handle, POOL_NAME ":1:%9d:%9d:%32[0-9a-f]", &o->pid, &o->fd, o->nonce) == 3 && o->pid > 0 && o->fd >= 0) {
     snprintf(again, sizeof again, POOL_NAME ":1:%d:%d:%s", o->pid, o->fd, o->nonce);
-    if (strlen(o->nonce) == NONCE_HEX && !strcmp(again, handle))
+    if (strlen(o->nonce) == POOL_NONCE && !strcmp(again, handle))
       return RD2H_OK;
   }
   return rd2h_fail(err, RD2H_INVALID, "\"%.80s\" is no handle of a pool: use what rd2h_pool_handle gave on the creating rank",
@@ -205,15 +191,6 @@ fail:
   return stale(o, errno == ENOENT ? "which has ended or closed it" : strerror(errno), err);
 }
 
-static int check_shape(const struct rd2h_pool_shape *here, const struct rd2h_pool_shape *there, struct rd2h_error *err) {
-  if (!memcmp(here, there, sizeof *here))
-    return RD2H_OK;
-  return rd2h_fail(err, RD2H_LAYOUT, "pool of another shape: it has %u layers of %llu blocks of %llu + %llu bytes, this rank wants "
-                   "%u layers of %llu blocks of %llu + %llu bytes", there->layers, (unsigned long long)there->blocks,
-                   (unsigned long long)there->block_bytes[0], (unsigned long long)there->block_bytes[1], here->layers,
-                   (unsigned long long)here->blocks, (unsigned long long)here->block_bytes[0], (unsigned long long)here->block_bytes[1]);
-}
-
 /* With one array the second length means nothing: it does not make two shapes differ. */
 static struct rd2h_pool_shape plain(const struct rd2h_pool_shape *s) {
   struct rd2h_pool_shape t;
@@ -226,27 +203,35 @@ static struct rd2h_pool_shape plain(const struct rd2h_pool_shape *s) {
   return t;
 }
 
+int pool_check_shape(const struct rd2h_pool_shape *h, const struct rd2h_pool_shape *t, struct rd2h_error *err) {
+  struct rd2h_pool_shape here = plain(h), there = plain(t);
+  if (!memcmp(&here, &there, sizeof here))
+    return RD2H_OK;
+  return rd2h_fail(err, RD2H_LAYOUT, "pool of another shape: it has %u layers of %llu blocks of %llu + %llu bytes, this rank wants "
+                   "%u layers of %llu blocks of %llu + %llu bytes", there.layers, (unsigned long long)there.blocks,
+                   (unsigned long long)there.block_bytes[0], (unsigned long long)there.block_bytes[1], here.layers,
+                   (unsigned long long)here.blocks, (unsigned long long)here.block_bytes[0], (unsigned long long)here.block_bytes[1]);
+}
+
 /* The header is read, not mapped, before anything is trusted. */
-static int check_origin(int fd, const struct origin *o, const struct rd2h_pool_opts *opts, struct header *h, struct rd2h_error *err) {
+static int check_origin(int fd, const struct origin *o, const struct rd2h_pool_opts *opts, struct pool_header *h, struct rd2h_error *err) {
   struct stat st;
   int seals = fcntl(fd, F_GET_SEALS);
   if (fstat(fd, &st) || (seals & SEALS) != SEALS || (uint64_t)st.st_size < POOL_ALIGN)
     return rd2h_fail(err, RD2H_REFUSED, "pool of process %d is not sealed or has no header (%lld bytes): it is still being made, or "
                      "by something else", o->pid, (long long)st.st_size);
-  if (pread(fd, h, sizeof *h, st.st_size - (off_t)POOL_ALIGN) != (ssize_t)sizeof *h || h->magic != MAGIC ||
+  if (pread(fd, h, sizeof *h, st.st_size - (off_t)POOL_ALIGN) != (ssize_t)sizeof *h || h->magic != POOL_MAGIC ||
       memcmp(h->nonce, o->nonce, sizeof h->nonce))
     return stale(o, "whose memory does not say so", err);
-  struct rd2h_pool_shape here = plain(&opts->shape), there = plain(&h->shape);
-  return check_shape(&here, &there, err);
+  return pool_check_shape(&opts->shape, &h->shape, err);
 }
 
 static int attach_to(rd2h_pool *p, int fd, const struct origin *o, const struct rd2h_pool_opts *opts, struct rd2h_error *err) {
-  struct header h;
+  struct pool_header h;
   int rc = check_origin(fd, o, opts, &h, err);
   if (rc)
     return rc;
-  measure(p, &opts->shape);
-  rc = pool_mapping_open(fd, round_up(p->data_bytes + POOL_ALIGN, POOL_HUGE_PAGE), opts->lock, &p->m, err);
+  rc = pool_mapping_open(fd, pool_measure(p, &opts->shape), opts->lock, &p->m, err);
   if (rc)
     return rc;
   p->m.page_bytes = h.page_bytes;
@@ -258,6 +243,8 @@ static int attach_to(rd2h_pool *p, int fd, const struct origin *o, const struct 
 int rd2h_pool_attach(const char *handle, const struct rd2h_pool_opts *opts, rd2h_pool **out, struct rd2h_error *err) {
   struct origin o;
   int rc = check_opts(opts, err);
+  if (!rc && pool_acc_named(opts))
+    return pool_provided_attach(handle, opts, out, err);
   rc = rc ? rc : parse_handle(handle, &o, err);
   if (rc)
     return rc;
@@ -296,7 +283,10 @@ void rd2h_pool_destroy(rd2h_pool *p) {
   if (p->dev)
     rd2h_dev_unpin(p->dev, p->m.base);
   rd2h_dev_close(p->dev);
-  pool_mapping_close(&p->m);
+  if (p->provided)
+    pool_provided_close(p);
+  else
+    pool_mapping_close(&p->m);
   if (p->pidfd >= 0)
     close(p->pidfd);
   rd2h_free(p);

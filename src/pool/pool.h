@@ -3,6 +3,7 @@
 #define RD2H_SRC_POOL_H
 /* Inside the pool's room. */
 #include "base/base.h"
+#include "device/device.h"
 #include <rd2h/pool.h>
 
 #define POOL_HUGE_PAGE (UINT64_C(2) << 20)
@@ -31,4 +32,39 @@ int pool_mapping_make(const struct rd2h_pool_opts *, const char *name, uint64_t 
 /* Maps what fd holds; takes fd over when it succeeds. */
 int pool_mapping_open(int fd, uint64_t bytes, enum rd2h_pool_lock, struct pool_mapping *, struct rd2h_error *);
 void pool_mapping_close(struct pool_mapping *);
+
+/* ---- pool.c ---- */
+#define POOL_MAGIC UINT64_C(0x314c4f4f50483244) /* "D2HPOOL1" */
+#define POOL_NONCE 32u                          /* hexadecimal digits */
+struct pool_header {
+  uint64_t magic;
+  char nonce[POOL_NONCE + 1];
+  uint8_t pad[7];
+  uint64_t page_bytes, numa_nodes;
+  struct rd2h_pool_shape shape;
+};
+struct rd2h_pool {
+  struct pool_mapping m;
+  struct rd2h_pool_shape shape;
+  uint64_t offset[2], layer_bytes, data_bytes;
+  char handle[RD2H_POOL_HANDLE];
+  rd2h_dev *dev; /* for which the mapping is pinned, or NULL */
+  int32_t pid;   /* of the creator */
+  int pidfd;     /* -1 in the creator */
+  bool provided; /* by MemFabric: m.fd is -1 */
+};
+uint64_t pool_measure(struct rd2h_pool *, const struct rd2h_pool_shape *); /* bytes of the mapping */
+struct pool_header *pool_header_of(const struct pool_mapping *);
+int pool_check_room(const struct rd2h_pool *, uint64_t bytes, const struct rd2h_pool_opts *, struct rd2h_error *);
+int pool_make_nonce(char hex[POOL_NONCE + 1], struct rd2h_error *);
+int pool_check_shape(const struct rd2h_pool_shape *here, const struct rd2h_pool_shape *there, struct rd2h_error *);
+
+/* ---- acc_options.c, provided.c: memory of MemFabric's offload API; acc.h ---- */
+int pool_provider_check(const struct rd2h_pool_opts *, struct rd2h_error *);
+bool pool_acc_named(const struct rd2h_pool_opts *);
+/* Options and shape have been checked. */
+int pool_provided_join(const struct rd2h_pool_opts *, struct rd2h_error *);
+int pool_provided_create(const struct rd2h_pool_opts *, struct rd2h_pool **, struct rd2h_error *);
+int pool_provided_attach(const char *handle, const struct rd2h_pool_opts *, struct rd2h_pool **, struct rd2h_error *);
+void pool_provided_close(struct rd2h_pool *);
 #endif

@@ -136,7 +136,7 @@ class Suite:
 
     def table(self) -> list[tuple[str, Callable[[], str]]]:
         rows: list[tuple[str, Callable[[], str]]] = []
-        for program in ("memfabric_faults", "memfabric_conformance"):
+        for program in ("memfabric_faults", "memfabric_pool", "memfabric_conformance"):
             rows += [(f"{program.split('_')[1]}: {c}", lambda p=program, c=c: self.case_of(p, c)) for c in self.cases_of(program)]
         return [("demo: Prefill TP 2, Decode TP 2", self.demo),
                 ("demo: storage shared by layers", lambda: self.demo("--reuse-buffers", "2")),
