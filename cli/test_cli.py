@@ -13,6 +13,7 @@ from pathlib import Path
 
 PROGRAM = sys.argv[1]
 SHADOWED = b"__tsan_init" in Path(PROGRAM).read_bytes()  # each byte has several more of ThreadSanitizer's
+INSTRUMENTED = SHADOWED or b"__asan_init" in Path(PROGRAM).read_bytes()
 HEADER = Path(__file__).resolve().parent.parent / "include/rd2h/version.h"
 
 
@@ -80,7 +81,7 @@ def planning_is_linear_and_near_the_bare_loop():
     found = json.loads(run("bench", "plan", "--json", "--runs", "5").stdout)
     assert len(found["rows"]) == 10, found
     large = [r for r in found["rows"] if r["requests"] * r["blocks"] >= 4096]
-    limit = {"scatter": 4, "contig": 10}  # instrumented builds come to 2 and 5
+    limit = {"scatter": 8, "contig": 40} if INSTRUMENTED else {"scatter": 4, "contig": 10}  # instrumented ones come to 2 and 14
     assert all(r["times_bare"] < limit[r["pattern"]] for r in large), large
     for pattern in found["linearity"].values():
         assert pattern["planned"] < 3 * pattern["bare"], found["linearity"]
