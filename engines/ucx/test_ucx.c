@@ -276,6 +276,14 @@ static void ranges_are_checked_here(void **state) {
   pair_close(&x);
 }
 
+/* On return it stands still: the signal alone may arrive after a read that follows. */
+static void stop_peer(struct pair *x) {
+  int how = 0;
+  kill(x->pid, SIGSTOP);
+  assert_int_equal(waitpid(x->pid, &how, WUNTRACED), x->pid);
+  assert_true(WIFSTOPPED(how));
+}
+
 /* A read ends with its time; the peer is given up, since what it still sends could land. */
 static void a_peer_that_stands_still(void **state) {
   static const char *const options[] = {"tls=tcp", NULL};
@@ -284,7 +292,7 @@ static void a_peer_that_stands_still(void **state) {
   if (!pair_open(&x, options, 3000))
     skip();
   assert_int_equal(read_some(&x, x.base, 64, NULL).status, RD2H_OK);
-  kill(x.pid, SIGSTOP);
+  stop_peer(&x);
   struct rd2h_completion c = read_some(&x, x.base, BYTES, NULL);
   assert_int_equal(c.status, RD2H_TIMEOUT);
   assert_non_null(strstr(rd2h_eng_last_error(x.eng, 5), "3000 ms"));
@@ -338,7 +346,7 @@ static void T04_reads_wait_for_the_pattern(void **state) {
     skip();
   assert_int_equal(read_some(&x, x.base, BYTES, NULL).status, RD2H_OK);
   rd2h_eng_disconnect(x.eng, x.peer);
-  kill(x.pid, SIGSTOP);
+  stop_peer(&x);
   pair_connect(&x, true);
   memset(x.memory, 0, BYTES);
   submit_some(&x, x.base, BYTES, NULL);
