@@ -4,6 +4,7 @@
  * 24 pid namespace (8) | 32 boot id (16) | 48 nonce address (8) | 56 nonce (16) | schema 1: 72 host name (h)
  * schema 2, where there is shared memory to hand over: 72 socket id (8), not zero | 80 host name (h)
  * The socket is the abstract one of rd2h_local_socket_name. */
+#include "base/le.h"
 #include "engines/local/local.h"
 
 #define SCHEMA_PLAIN 1u
@@ -11,32 +12,20 @@
 #define FIXED 72u
 #define PID_LIMIT (1u << 22) /* the kernel's own upper bound of pids */
 
-static void put(uint8_t *p, uint64_t v, uint32_t n) {
-  for (uint32_t i = 0; i < n; i++)
-    p[i] = (uint8_t)(v >> 8 * i);
-}
-
-static uint64_t get(const uint8_t *p, uint32_t n) {
-  uint64_t v = 0;
-  for (uint32_t i = 0; i < n; i++)
-    v |= (uint64_t)p[i] << 8 * i;
-  return v;
-}
-
 uint32_t rd2h_local_encode(const struct rd2h_local_conn *c, uint8_t out[LOCAL_CONN_MAX]) {
   uint32_t host = FIXED;
   memset(out, 0, FIXED);
   out[0] = c->socket ? SCHEMA_SHARED : SCHEMA_PLAIN;
   out[1] = (uint8_t)c->host_len;
-  put(out + 4, c->pid, 4);
-  put(out + 8, c->uid, 4);
-  put(out + 16, c->start, 8);
-  put(out + 24, c->pid_ns, 8);
+  rd2h_le_put(out + 4, c->pid, 4);
+  rd2h_le_put(out + 8, c->uid, 4);
+  rd2h_le_put(out + 16, c->start, 8);
+  rd2h_le_put(out + 24, c->pid_ns, 8);
   memcpy(out + 32, c->boot_id, sizeof c->boot_id);
-  put(out + 48, c->nonce_addr, 8);
+  rd2h_le_put(out + 48, c->nonce_addr, 8);
   memcpy(out + 56, c->nonce, LOCAL_NONCE);
   if (c->socket) {
-    put(out + FIXED, c->socket, 8);
+    rd2h_le_put(out + FIXED, c->socket, 8);
     host += 8;
   }
   memcpy(out + host, c->host, c->host_len);
@@ -64,11 +53,12 @@ int rd2h_local_decode(struct rd2h_blob b, struct rd2h_local_conn *out, struct rd
   const uint32_t host = b.p[0] == SCHEMA_SHARED ? FIXED + 8 : FIXED;
   if (b.len < host || b.len != host + b.p[1])
     return malformed(err, "length", b.len);
-  if (get(b.p + 2, 2) || get(b.p + 12, 4))
-    return malformed(err, "reserved bytes", get(b.p + 2, 2) | get(b.p + 12, 4));
-  struct rd2h_local_conn c = {.pid = (uint32_t)get(b.p + 4, 4), .uid = (uint32_t)get(b.p + 8, 4), .start = get(b.p + 16, 8),
-                              .pid_ns = get(b.p + 24, 8), .nonce_addr = get(b.p + 48, 8), .host_len = b.p[1],
-                              .socket = host > FIXED ? get(b.p + FIXED, 8) : 0};
+  if (rd2h_le_get(b.p + 2, 2) || rd2h_le_get(b.p + 12, 4))
+    return malformed(err, "reserved bytes", rd2h_le_get(b.p + 2, 2) | rd2h_le_get(b.p + 12, 4));
+  struct rd2h_local_conn c = {.pid = (uint32_t)rd2h_le_get(b.p + 4, 4), .uid = (uint32_t)rd2h_le_get(b.p + 8, 4),
+                              .start = rd2h_le_get(b.p + 16, 8),
+                              .pid_ns = rd2h_le_get(b.p + 24, 8), .nonce_addr = rd2h_le_get(b.p + 48, 8), .host_len = b.p[1],
+                              .socket = host > FIXED ? rd2h_le_get(b.p + FIXED, 8) : 0};
   if (!c.pid || c.pid > PID_LIMIT)
     return malformed(err, "pid", c.pid);
   if (!c.nonce_addr || c.nonce_addr % LOCAL_NONCE)

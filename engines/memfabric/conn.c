@@ -2,6 +2,7 @@
 /* Connection data. Offsets in bytes, integers little-endian:
  * 0 schema (1) | 1 length of the session s | 2 zero (2) | 4 operation of the library (4) | 8 ranges n (4) | 12 checksum of all but
  * itself (4) | 16 session (s) | 16 + s ranges: base (8), length (8), ascending and apart */
+#include "base/le.h"
 #include "engines/memfabric/memfabric.h"
 
 #define SCHEMA 1u
@@ -9,42 +10,21 @@
 #define RANGE 16u
 #define SUM_AT 12u
 
-static void put(uint8_t *p, uint64_t v, uint32_t n) {
-  for (uint32_t i = 0; i < n; i++)
-    p[i] = (uint8_t)(v >> 8 * i);
-}
-
-static uint64_t get(const uint8_t *p, uint32_t n) {
-  uint64_t v = 0;
-  for (uint32_t i = 0; i < n; i++)
-    v |= (uint64_t)p[i] << 8 * i;
-  return v;
-}
-
-/* FNV-1a over everything but the sum: against damage, not against anybody. */
-static uint32_t checksum(const uint8_t *p, uint32_t n) {
-  uint32_t h = 2166136261u;
-  for (uint32_t i = 0; i < n; i++)
-    if (i - SUM_AT >= 4)
-      h = (h ^ p[i]) * 16777619u;
-  return h;
-}
-
 uint32_t rd2h_mf_conn_bytes(const struct mf_conn *c) {
   return FIXED + (uint32_t)strlen(c->id) + c->n * RANGE;
 }
 
 void rd2h_mf_conn_encode(const struct mf_conn *c, uint8_t *out) {
   uint32_t id = (uint32_t)strlen(c->id);
-  put(out, SCHEMA | id << 8, 4);
-  put(out + 4, (uint32_t)c->op, 4);
-  put(out + 8, c->n, 4);
+  rd2h_le_put(out, SCHEMA | id << 8, 4);
+  rd2h_le_put(out + 4, (uint32_t)c->op, 4);
+  rd2h_le_put(out + 8, c->n, 4);
   memcpy(out + FIXED, c->id, id);
   for (uint32_t i = 0; i < c->n; i++) {
-    put(out + FIXED + id + i * RANGE, c->range[i].base, 8);
-    put(out + FIXED + id + i * RANGE + 8, c->range[i].len, 8);
+    rd2h_le_put(out + FIXED + id + i * RANGE, c->range[i].base, 8);
+    rd2h_le_put(out + FIXED + id + i * RANGE + 8, c->range[i].len, 8);
   }
-  put(out + SUM_AT, checksum(out, rd2h_mf_conn_bytes(c)), 4);
+  rd2h_le_put(out + SUM_AT, rd2h_sum_but(out, rd2h_mf_conn_bytes(c), SUM_AT), 4);
 }
 
 static int malformed(struct rd2h_error *err, const char *what, uint64_t value) {
@@ -55,7 +35,7 @@ static int malformed(struct rd2h_error *err, const char *what, uint64_t value) {
 static int decode_ranges(const uint8_t *p, struct mf_conn *c, struct rd2h_error *err) {
   uint64_t end = 0;
   for (uint32_t i = 0; i < c->n; i++, p += RANGE) {
-    struct mf_range r = {get(p, 8), get(p + 8, 8)};
+    struct mf_range r = {rd2h_le_get(p, 8), rd2h_le_get(p + 8, 8)};
     if (!r.base || !r.len || r.base + r.len < r.base || (i && r.base <= end))
       return malformed(err, "range", i);
     end = r.base + r.len;
@@ -70,14 +50,14 @@ int rd2h_mf_conn_decode(struct rd2h_blob b, struct mf_conn *out, struct rd2h_err
   if (b.p[0] != SCHEMA)
     return rd2h_fail(err, RD2H_UNSUPPORTED, "engine memfabric: the peer's connection data has schema %u, this version reads %u: run "
                      "the same version of rd2h on both sides", b.p[0], SCHEMA);
-  uint64_t n = get(b.p + 8, 4), id = b.p[1];
+  uint64_t n = rd2h_le_get(b.p + 8, 4), id = b.p[1];
   if (n > MF_AREAS_MAX || b.len != FIXED + id + n * RANGE)
     return malformed(err, "length", b.len);
-  if (get(b.p + SUM_AT, 4) != checksum(b.p, b.len) || get(b.p + 2, 2))
-    return malformed(err, "checksum", get(b.p + SUM_AT, 4));
+  if (rd2h_le_get(b.p + SUM_AT, 4) != rd2h_sum_but(b.p, b.len, SUM_AT) || rd2h_le_get(b.p + 2, 2))
+    return malformed(err, "checksum", rd2h_le_get(b.p + SUM_AT, 4));
   if (!rd2h_mf_session_ok(b.p + FIXED, id))
     return malformed(err, "session of length", id);
-  struct mf_conn c = {.op = (int32_t)get(b.p + 4, 4), .n = (uint32_t)n};
+  struct mf_conn c = {.op = (int32_t)rd2h_le_get(b.p + 4, 4), .n = (uint32_t)n};
   memcpy(c.id, b.p + FIXED, id);
   if (!(c.range = rd2h_alloc((n + 1) * sizeof *c.range)))
     return rd2h_nomem(err, "connection data");

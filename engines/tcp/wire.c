@@ -5,41 +5,26 @@
  * request:         0 mark (4) | 4 number (4) | 8 descriptors (4) | 12 zero (4) | 16 bytes (8), then the descriptors:
  *                  0 address (8) | 8 length (4) | 12 region (4)
  * reply:           0 kind (4) | 4 number of its request (4) | 8 minus the status (4) | 12 descriptor to blame (4) */
+#include "base/le.h"
 #include "engines/tcp/tcp.h"
 
 #define VERSION 1u
 #define REQUEST_MARK 0x51524452u
 static const uint8_t hello_mark[8] = {'r', 'd', '2', 'h', '-', 't', 'c', 'p'};
 
-static void put(uint8_t *p, uint64_t v, uint32_t n) {
-  for (uint32_t i = 0; i < n; i++)
-    p[i] = (uint8_t)(v >> 8 * i);
-}
-
-static uint64_t get(const uint8_t *p, uint32_t n) {
-  uint64_t v = 0;
-  for (uint32_t i = 0; i < n; i++)
-    v |= (uint64_t)p[i] << 8 * i;
-  return v;
-}
-
-/* FNV-1a over all but the checksum: damage shows when connecting and not as a refused token. */
+/* Damage shows when connecting and not as a refused token. */
 static uint32_t checksum(const uint8_t p[TCP_CONN]) {
-  uint32_t h = 2166136261u;
-  for (uint32_t i = 0; i < TCP_CONN; i++)
-    if (i < 4 || i >= 8)
-      h = (h ^ p[i]) * 16777619u;
-  return h;
+  return rd2h_sum_but(p, TCP_CONN, 4);
 }
 
 void rd2h_tcp_conn_encode(const struct rd2h_tcp_conn *c, uint8_t out[TCP_CONN]) {
   memset(out, 0, TCP_CONN);
   out[0] = VERSION;
   out[1] = c->v6 ? 6 : 4;
-  put(out + 2, c->port, 2);
+  rd2h_le_put(out + 2, c->port, 2);
   memcpy(out + 8, c->addr, c->v6 ? 16 : 4);
   memcpy(out + 24, c->token, TCP_TOKEN);
-  put(out + 4, checksum(out), 4);
+  rd2h_le_put(out + 4, checksum(out), 4);
 }
 
 static int malformed(struct rd2h_error *err, const char *what, uint64_t value) {
@@ -56,11 +41,11 @@ int rd2h_tcp_conn_decode(struct rd2h_blob b, struct rd2h_tcp_conn *out, struct r
                      "the same version of rd2h on both sides", b.p[0], VERSION);
   if (b.len != TCP_CONN)
     return malformed(err, "length", b.len);
-  if (get(b.p + 4, 4) != checksum(b.p))
-    return malformed(err, "checksum", get(b.p + 4, 4));
+  if (rd2h_le_get(b.p + 4, 4) != checksum(b.p))
+    return malformed(err, "checksum", rd2h_le_get(b.p + 4, 4));
   if (b.p[1] != 4 && b.p[1] != 6)
     return malformed(err, "address family", b.p[1]);
-  struct rd2h_tcp_conn c = {.v6 = b.p[1] == 6, .port = (uint16_t)get(b.p + 2, 2)};
+  struct rd2h_tcp_conn c = {.v6 = b.p[1] == 6, .port = (uint16_t)rd2h_le_get(b.p + 2, 2)};
   if (!c.port)
     return malformed(err, "port", 0);
   if (!c.v6 && memcmp(b.p + 12, zero, sizeof zero))
@@ -73,8 +58,8 @@ int rd2h_tcp_conn_decode(struct rd2h_blob b, struct rd2h_tcp_conn *out, struct r
 
 void rd2h_tcp_hello_encode(const uint8_t token[TCP_TOKEN], uint8_t out[TCP_HELLO]) {
   memcpy(out, hello_mark, sizeof hello_mark);
-  put(out + 8, VERSION, 4);
-  put(out + 12, 0, 4);
+  rd2h_le_put(out + 8, VERSION, 4);
+  rd2h_le_put(out + 12, 0, 4);
   memcpy(out + 16, token, TCP_TOKEN);
 }
 
@@ -83,50 +68,51 @@ int rd2h_tcp_hello_check(const uint8_t in[TCP_HELLO], const uint8_t token[TCP_TO
   uint8_t differs = 0;
   for (uint32_t i = 0; i < TCP_TOKEN; i++)
     differs |= in[16 + i] ^ token[i];
-  if (memcmp(in, hello_mark, sizeof hello_mark) || get(in + 12, 4))
+  if (memcmp(in, hello_mark, sizeof hello_mark) || rd2h_le_get(in + 12, 4))
     return RD2H_MALFORMED;
-  if (get(in + 8, 4) != VERSION)
+  if (rd2h_le_get(in + 8, 4) != VERSION)
     return RD2H_UNSUPPORTED;
   return differs ? RD2H_PERMISSION : RD2H_OK;
 }
 
 void rd2h_tcp_request_encode(const struct tcp_request *r, uint8_t out[TCP_HEAD]) {
-  put(out, REQUEST_MARK, 4);
-  put(out + 4, r->seq, 4);
-  put(out + 8, r->n, 4);
-  put(out + 12, 0, 4);
-  put(out + 16, r->bytes, 8);
+  rd2h_le_put(out, REQUEST_MARK, 4);
+  rd2h_le_put(out + 4, r->seq, 4);
+  rd2h_le_put(out + 8, r->n, 4);
+  rd2h_le_put(out + 12, 0, 4);
+  rd2h_le_put(out + 16, r->bytes, 8);
 }
 
 int rd2h_tcp_request_decode(const uint8_t in[TCP_HEAD], struct tcp_request *out) {
-  struct tcp_request r = {(uint32_t)get(in + 4, 4), (uint32_t)get(in + 8, 4), get(in + 16, 8)};
-  if (get(in, 4) != REQUEST_MARK || get(in + 12, 4) || !r.n || r.n > TCP_DESC_MAX || r.bytes < r.n || r.bytes > TCP_PIECE_MAX)
+  struct tcp_request r = {(uint32_t)rd2h_le_get(in + 4, 4), (uint32_t)rd2h_le_get(in + 8, 4), rd2h_le_get(in + 16, 8)};
+  if (rd2h_le_get(in, 4) != REQUEST_MARK || rd2h_le_get(in + 12, 4) || !r.n || r.n > TCP_DESC_MAX ||
+      r.bytes < r.n || r.bytes > TCP_PIECE_MAX)
     return RD2H_MALFORMED;
   *out = r;
   return RD2H_OK;
 }
 
 void rd2h_tcp_desc_encode(const struct tcp_desc *d, uint8_t out[TCP_DESC]) {
-  put(out, d->addr, 8);
-  put(out + 8, d->len, 4);
-  put(out + 12, d->region, 4);
+  rd2h_le_put(out, d->addr, 8);
+  rd2h_le_put(out + 8, d->len, 4);
+  rd2h_le_put(out + 12, d->region, 4);
 }
 
 struct tcp_desc rd2h_tcp_desc_decode(const uint8_t in[TCP_DESC]) {
-  return (struct tcp_desc){get(in, 8), (uint32_t)get(in + 8, 4), (uint32_t)get(in + 12, 4)};
+  return (struct tcp_desc){rd2h_le_get(in, 8), (uint32_t)rd2h_le_get(in + 8, 4), (uint32_t)rd2h_le_get(in + 12, 4)};
 }
 
 void rd2h_tcp_reply_encode(const struct tcp_reply *r, uint8_t out[TCP_REPLY]) {
-  put(out, r->kind, 4);
-  put(out + 4, r->seq, 4);
-  put(out + 8, (uint32_t)-r->status, 4);
-  put(out + 12, r->at, 4);
+  rd2h_le_put(out, r->kind, 4);
+  rd2h_le_put(out + 4, r->seq, 4);
+  rd2h_le_put(out + 8, (uint32_t)-r->status, 4);
+  rd2h_le_put(out + 12, r->at, 4);
 }
 
 int rd2h_tcp_reply_decode(const uint8_t in[TCP_REPLY], struct tcp_reply *out) {
-  uint32_t kind = (uint32_t)get(in, 4), minus = (uint32_t)get(in + 8, 4);
+  uint32_t kind = (uint32_t)rd2h_le_get(in, 4), minus = (uint32_t)rd2h_le_get(in + 8, 4);
   if ((kind != TCP_REPLY_HEAD && kind != TCP_REPLY_TAIL && kind != TCP_REPLY_REFUSED) || minus > (uint32_t)-RD2H_INTERNAL)
     return RD2H_MALFORMED;
-  *out = (struct tcp_reply){kind, (uint32_t)get(in + 4, 4), -(int)minus, (uint32_t)get(in + 12, 4)};
+  *out = (struct tcp_reply){kind, (uint32_t)rd2h_le_get(in + 4, 4), -(int)minus, (uint32_t)rd2h_le_get(in + 12, 4)};
   return RD2H_OK;
 }

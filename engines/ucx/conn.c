@@ -5,6 +5,7 @@
  * n + 1 times, the last of them the pattern: base (8), length (8), key length k (4), key (k)
  * Address and keys are UCX's own packings, whose readers in UCX trust their lengths: so the checksum (FNV-1a, of all bytes with the
  * checksum as zeros) is compared before UCX sees any of it. It finds damage; it proves no sender. */
+#include "base/le.h"
 #include "engines/ucx/ucx.h"
 
 #define SCHEMA 2u
@@ -12,18 +13,6 @@
 #define CHECKSUM_AT 48u
 #define REGION_HEAD 20u
 #define PID_LIMIT (1u << 22) /* the kernel's own upper bound of pids */
-
-static void put(uint8_t *p, uint64_t v, uint32_t n) {
-  for (uint32_t i = 0; i < n; i++)
-    p[i] = (uint8_t)(v >> 8 * i);
-}
-
-static uint64_t get(const uint8_t *p, uint32_t n) {
-  uint64_t v = 0;
-  for (uint32_t i = 0; i < n; i++)
-    v |= (uint64_t)p[i] << 8 * i;
-  return v;
-}
 
 static uint64_t checksum(const uint8_t *p, uint32_t n) {
   uint64_t h = 0xcbf29ce484222325u;
@@ -34,7 +23,7 @@ static uint64_t checksum(const uint8_t *p, uint32_t n) {
 
 void rd2h_ucx_conn_seal(uint8_t *p, uint32_t n) {
   if (n >= HEAD)
-    put(p + CHECKSUM_AT, checksum(p, n), 8);
+    rd2h_le_put(p + CHECKSUM_AT, checksum(p, n), 8);
 }
 
 uint32_t rd2h_ucx_conn_size(const struct ucx_conn *c) {
@@ -48,19 +37,19 @@ void rd2h_ucx_conn_encode(const struct ucx_conn *c, uint8_t *out) {
   uint8_t *p = out + HEAD + c->address_len;
   memset(out, 0, HEAD);
   out[0] = SCHEMA;
-  put(out + 4, c->process.pid, 4);
-  put(out + 8, c->process.start, 8);
+  rd2h_le_put(out + 4, c->process.pid, 4);
+  rd2h_le_put(out + 8, c->process.start, 8);
   memcpy(out + 16, c->process.boot_id, sizeof c->process.boot_id);
-  put(out + 32, c->process.pid_ns, 8);
-  put(out + 40, c->n, 4);
-  put(out + 44, c->address_len, 4);
-  put(out + 56, c->seed, 8);
+  rd2h_le_put(out + 32, c->process.pid_ns, 8);
+  rd2h_le_put(out + 40, c->n, 4);
+  rd2h_le_put(out + 44, c->address_len, 4);
+  rd2h_le_put(out + 56, c->seed, 8);
   memcpy(out + HEAD, c->address, c->address_len);
   for (uint32_t i = 0; i <= c->n; i++) {
     const struct ucx_key *k = i < c->n ? &c->key[i] : &c->pattern;
-    put(p, k->base, 8);
-    put(p + 8, k->len, 8);
-    put(p + 16, k->key_len, 4);
+    rd2h_le_put(p, k->base, 8);
+    rd2h_le_put(p + 8, k->len, 8);
+    rd2h_le_put(p + 16, k->key_len, 4);
     if (k->key_len)
       memcpy(p + REGION_HEAD, k->key, k->key_len);
     p += REGION_HEAD + k->key_len;
@@ -81,14 +70,16 @@ static int decode_head(struct rd2h_blob b, struct ucx_conn *c, struct rd2h_error
                      "the same version of rd2h on both sides", b.p[0], SCHEMA);
   if (b.len < HEAD)
     return malformed(err, "length", b.len);
-  if (get(b.p + CHECKSUM_AT, 8) != checksum(b.p, b.len))
-    return malformed(err, "its checksum is not", get(b.p + CHECKSUM_AT, 8));
-  *c = (struct ucx_conn){.process = {.pid = (uint32_t)get(b.p + 4, 4), .start = get(b.p + 8, 8), .pid_ns = get(b.p + 32, 8)},
-                         .address = b.p + HEAD, .n = (uint32_t)get(b.p + 40, 4), .address_len = (uint32_t)get(b.p + 44, 4),
-                         .seed = get(b.p + 56, 8)};
+  if (rd2h_le_get(b.p + CHECKSUM_AT, 8) != checksum(b.p, b.len))
+    return malformed(err, "its checksum is not", rd2h_le_get(b.p + CHECKSUM_AT, 8));
+  *c = (struct ucx_conn){.process = {.pid = (uint32_t)rd2h_le_get(b.p + 4, 4), .start = rd2h_le_get(b.p + 8, 8),
+                                      .pid_ns = rd2h_le_get(b.p + 32, 8)},
+                         .address = b.p + HEAD, .n = (uint32_t)rd2h_le_get(b.p + 40, 4),
+                         .address_len = (uint32_t)rd2h_le_get(b.p + 44, 4),
+                         .seed = rd2h_le_get(b.p + 56, 8)};
   memcpy(c->process.boot_id, b.p + 16, sizeof c->process.boot_id);
-  if (get(b.p + 1, 3))
-    return malformed(err, "reserved bytes", get(b.p + 1, 3));
+  if (rd2h_le_get(b.p + 1, 3))
+    return malformed(err, "reserved bytes", rd2h_le_get(b.p + 1, 3));
   if (!c->process.pid || c->process.pid > PID_LIMIT)
     return malformed(err, "pid", c->process.pid);
   if (c->n > UCX_REGIONS_MAX)
@@ -105,7 +96,8 @@ static int decode_keys(struct rd2h_blob b, struct ucx_conn *c, struct rd2h_error
     uint64_t past;
     if (end - p < (ptrdiff_t)REGION_HEAD)
       return malformed(err, "bytes of region", i);
-    *k = (struct ucx_key){.base = get(p, 8), .len = get(p + 8, 8), .key_len = (uint32_t)get(p + 16, 4), .key = p + REGION_HEAD};
+    *k = (struct ucx_key){.base = rd2h_le_get(p, 8), .len = rd2h_le_get(p + 8, 8), .key_len = (uint32_t)rd2h_le_get(p + 16, 4),
+                          .key = p + REGION_HEAD};
     p += REGION_HEAD;
     if (__builtin_add_overflow(k->base, k->len, &past) || !k->len != !k->key_len)
       return malformed(err, "bounds of region", i);
