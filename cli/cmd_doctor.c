@@ -53,16 +53,6 @@ void doctor_advise(struct doctor_finding *f, const char *fmt, ...) {
   va_end(args);
 }
 
-const char *doctor_size(uint64_t bytes, char out[32]) {
-  static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-  double v = (double)bytes;
-  int u = 0;
-  for (; v >= 1024 && u < 4; u++)
-    v /= 1024;
-  snprintf(out, 32, "%.4g %s", v, units[u]);
-  return out;
-}
-
 /* ---- the table ---- */
 static int width(void) {
   struct winsize w;

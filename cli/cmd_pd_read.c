@@ -101,16 +101,6 @@ void pd_progress_end(struct pd_read *r) {
   r->progress_shown = false;
 }
 
-const char *pd_size(uint64_t bytes, char out[32]) {
-  static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-  double v = (double)bytes;
-  int u = 0;
-  for (; v >= 1024 && u < 4; u++)
-    v /= 1024;
-  snprintf(out, 32, "%.4g %s", v, units[u]);
-  return out;
-}
-
 /* ---- the command line ---- */
 static bool refuse(const char *option, const char *text, const char *wanted) {
   fprintf(stderr, "rd2h pd-read: %s \"%s\": %s\n", option, text, wanted);

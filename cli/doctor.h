@@ -26,7 +26,6 @@ struct doctor_finding *doctor_add(struct doctor *, const char *group, const char
 void doctor_advise(struct doctor_finding *, const char *fmt, ...) RD2H_PRINTF(2, 3);
 /* First line of a small file without its newline; false: not there. */
 bool doctor_read(const char *path, char *out, size_t cap);
-const char *doctor_size(uint64_t bytes, char out[32]);
 
 void doctor_engines(struct doctor *); /* each opened in a process of its own */
 void doctor_system(struct doctor *);  /* permissions, limits, memory */

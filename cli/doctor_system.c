@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "doctor.h"
+#include "table.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -75,7 +76,7 @@ static void check_limit(struct doctor *d, int which, const char *name, uint64_t 
   else if (*unit)
     snprintf(have, sizeof have, "%" PRIu64 "%s", (uint64_t)l.rlim_cur, unit);
   else
-    doctor_size(l.rlim_cur, have);
+    size_text(l.rlim_cur, have);
   bool enough = l.rlim_cur == RLIM_INFINITY || l.rlim_cur >= wanted;
   struct doctor_finding *f = doctor_add(d, "permissions", name, enough ? DOCTOR_OK : DOCTOR_WARN, "%s", have);
   if (!enough)
@@ -88,10 +89,10 @@ static void check_memory(struct doctor *d) {
   char a[32], b[32], c[32], limit[64] = "";
   field("/proc/meminfo", "MemAvailable", 10, &available);
   field("/proc/meminfo", "MemTotal", 10, &total);
-  doctor_size(available << 10, a);
-  doctor_size(total << 10, b);
+  size_text(available << 10, a);
+  size_text(total << 10, b);
   if (doctor_read("/sys/fs/cgroup/memory.max", limit, sizeof limit) && *limit != 'm')
-    doctor_add(d, "memory", "available", DOCTOR_OK, "%s of %s; the control group allows %s", a, b, doctor_size(strtoull(limit,
+    doctor_add(d, "memory", "available", DOCTOR_OK, "%s of %s; the control group allows %s", a, b, size_text(strtoull(limit,
                                                                                                                         NULL, 10), c));
   else
     doctor_add(d, "memory", "available", DOCTOR_OK, "%s of %s", a, b);
@@ -108,7 +109,7 @@ static void check_huge(struct doctor *d) {
   bool shmem = on && strncmp(on, "[never]", 7) && strncmp(on, "[deny]", 6);
   if (total)
     doctor_add(d, "memory", "huge pages", DOCTOR_OK, "%" PRIu64 " of %" PRIu64 " free, %s each", free_pages, total,
-               doctor_size(size << 10, a));
+               size_text(size << 10, a));
   else if (shmem)
     doctor_add(d, "memory", "huge pages", DOCTOR_OK, "none reserved; shared memory gets transparent ones (%s)", thp);
   else
@@ -139,7 +140,7 @@ static void check_shm(struct doctor *d) {
   }
   uint64_t size = (uint64_t)s.f_blocks * s.f_frsize, left = (uint64_t)s.f_bavail * s.f_frsize;
   struct doctor_finding *f = doctor_add(d, "memory", "/dev/shm", size < SHM_WANTED ? DOCTOR_WARN : DOCTOR_OK, "%s free of %s",
-                                        doctor_size(left, a), doctor_size(size, b));
+                                        size_text(left, a), size_text(size, b));
   if (size < SHM_WANTED)
     doctor_advise(f, "start the container with a larger one (--shm-size=8g): vLLM and UCX use it; rd2h's own pools do not");
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The side that reads: learns what is there, reads it, compares, tells. */
 #include "pd_read.h"
+#include "table.h"
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -200,7 +201,7 @@ static int transfer(struct pd_read *r, const struct offer *o, char sha[PD_SHA_HE
   pd_step(r);
   rc = rc ? rc : read_all(r, &remote, seconds, err);
   if (!rc)
-    pd_note(r, "read", "%s in %.3f s, %.2f GB/s", pd_size(r->bytes, size), *seconds, (double)r->bytes / *seconds / 1e9);
+    pd_note(r, "read", "%s in %.3f s, %.2f GB/s", size_text(r->bytes, size), *seconds, (double)r->bytes / *seconds / 1e9);
   rc = rc ? rc : compare(r, pd_text(o->message, "sha256"), sha, err);
   if (!rc)
     pd_note(r, "SHA-256", "%.16s… here, the same at Prefill", sha);
@@ -239,7 +240,7 @@ int pd_decode(struct pd_read *r, struct rd2h_error *err) {
   if (!rc) {
     r->bytes = o.bytes;
     r->seed = (uint64_t)json_integer_value(json_object_get(o.message, "seed"));
-    pd_note(r, "control", "Prefill at %s offers %s", r->peer, pd_size(o.bytes, size));
+    pd_note(r, "control", "Prefill at %s offers %s", r->peer, size_text(o.bytes, size));
     rc = transfer(r, &o, sha, rows, &n, &seconds, err);
     rc = tell(r, rc, sha, err);
   }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The sweep as a picture: bandwidth against block size, both axes logarithmic, two lines. */
 #include "pd_read.h"
+#include "table.h"
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -58,7 +59,7 @@ static void grid(FILE *f, const struct axes *a, const struct pd_row *rows, uint3
       text(f, LEFT - 9, y_of(a, v) + 4, "end", "class=\"tick\"", label);
     }
   for (uint32_t i = 0; i < n; i++)
-    text(f, x_of(a, (double)rows[i].block), HEIGHT - BOTTOM + 22, "middle", "class=\"tick\"", pd_size(rows[i].block, label));
+    text(f, x_of(a, (double)rows[i].block), HEIGHT - BOTTOM + 22, "middle", "class=\"tick\"", size_text(rows[i].block, label));
   fprintf(f, "<line x1=\"%.1f\" x2=\"%.1f\" y1=\"%.1f\" y2=\"%.1f\" stroke=\"#cbd2d9\"/>\n", LEFT, WIDTH - RIGHT, HEIGHT - BOTTOM,
           HEIGHT - BOTTOM);
 }

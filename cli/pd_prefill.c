@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The side that is read from: pattern, engine, what Decode must know; then it stands still until Decode says what it got. */
 #include "pd_read.h"
+#include "table.h"
 #include <stdio.h>
 #include <unistd.h>
 
@@ -139,7 +140,7 @@ int pd_prefill(struct pd_read *r, struct rd2h_error *err) {
   r->port = port;
   rc = prepare(r, &offer, sha, err);
   if (!rc) {
-    pd_note(r, "memory", "%s of pattern, SHA-256 %.16s…", pd_size(r->bytes, size), sha);
+    pd_note(r, "memory", "%s of pattern, SHA-256 %.16s…", size_text(r->bytes, size), sha);
     pd_note(r, "engine", "%s", r->engine);
     pd_note(r, "waiting", "for Decode at %s port %llu, %llu s", r->local_ip, (unsigned long long)r->port,
             (unsigned long long)r->timeout_s);

@@ -44,7 +44,6 @@ void pd_note(const struct pd_read *, const char *label, const char *fmt, ...) RD
 void pd_progress(struct pd_read *, const char *fmt, ...) RD2H_PRINTF(2, 3);
 void pd_progress_end(struct pd_read *);
 void pd_step(struct pd_read *); /* a new step begins: its deadline, its progress */
-const char *pd_size(uint64_t bytes, char out[32]); /* "64 MiB" */
 
 /* ---- pd_memory.c ---- */
 int pd_memory_open(struct pd_read *, struct rd2h_error *); /* memory_base, of `bytes` */

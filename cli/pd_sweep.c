@@ -138,7 +138,7 @@ int pd_sweep(struct pd_read *r, struct pd_remote *remote, struct pd_row rows[PD_
   pd_step(r);
   for (uint64_t block = BLOCK_MIN; !rc && block <= BLOCK_MAX && block <= r->bytes && done < PD_ROWS; block *= BLOCK_STEP,
        done++) {
-    pd_progress(r, "blocks of %s", pd_size(block, size));
+    pd_progress(r, "blocks of %s", size_text(block, size));
     rc = sweep_row(r, remote, &l, block, done ? &rows[done - 1] : NULL, &rows[done], err);
   }
   pd_progress_end(r);
@@ -161,7 +161,7 @@ void pd_sweep_table(const struct pd_row *rows, uint32_t n) {
   if (!table_begin(&t, heads))
     return;
   for (uint32_t i = 0; i < n; i++) {
-    table_cell(&t, "%s", pd_size(rows[i].block, size));
+    table_cell(&t, "%s", size_text(rows[i].block, size));
     table_cell(&t, "%u", rows[i].blocks);
     table_cell(&t, rows[i].contiguous < 0.1 ? "%.3f" : "%.2f", rows[i].contiguous);
     table_cell(&t, "%s", time_of(rows[i].block, rows[i].contiguous, size));

@@ -23,6 +23,16 @@ const char *color_off(void) {
   return colored() ? "\033[0m" : "";
 }
 
+const char *size_text(uint64_t bytes, char out[32]) {
+  static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  double v = (double)bytes;
+  int u = 0;
+  for (; v >= 1024 && u < 4; u++)
+    v /= 1024;
+  snprintf(out, 32, "%.4g %s", v, units[u]);
+  return out;
+}
+
 bool table_begin(struct table *t, const char *const *headers) {
   *t = (struct table){.rows = 1, .cell = calloc(TABLE_ROWS, sizeof *t->cell)};
   if (!t->cell)

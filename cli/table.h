@@ -3,6 +3,7 @@
 #define RD2H_CLI_TABLE_H
 /* Tables of aligned columns for people. Cells are copied; cells past the limits are dropped. */
 #include <stdbool.h>
+#include <stdint.h>
 
 #define TABLE_COLUMNS 12
 #define TABLE_ROWS 256
@@ -20,6 +21,9 @@ void table_cell(struct table *, const char *fmt, ...) __attribute__((format(prin
 void table_row_end(struct table *);
 /* Prints to standard output and frees. */
 void table_end(struct table *);
+
+/* "64 MiB" */
+const char *size_text(uint64_t bytes, char out[32]);
 
 /* Escape sequence for standard output, "" where that is no terminal or NO_COLOR is set. */
 const char *color_bold(void);
