@@ -3,6 +3,7 @@
 #include "layout/layout.h"
 #include <poll.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 static const uint32_t block_bytes[RIG_TENSORS] = {256, 128, 64, 8};
 
@@ -276,4 +277,15 @@ void rig_expect(const struct rig_side *dst, const struct rig_request *r, uint32_
       RIG_CHECK(rig_holds(dst, l, r->dst[i], l, r->src[i], write));
       RIG_CHECK(rig_untouched(dst, l, r->dst[i] + 1));
     }
+}
+
+/* ---- pipes between processes ---- */
+void rig_put(int fd, uint32_t v) {
+  RIG_CHECK(write(fd, &v, sizeof v) == sizeof v);
+}
+
+uint32_t rig_get(int fd) {
+  uint32_t v;
+  RIG_CHECK(read(fd, &v, sizeof v) == sizeof v);
+  return v;
 }

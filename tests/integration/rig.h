@@ -76,4 +76,8 @@ int rig_settled(rd2h_prefill *, const char *id);
 void rig_decode_stats(rd2h_decode *, struct rd2h_decode_stats *);
 /* Expects every block of the request on Decode to hold what Prefill wrote. */
 void rig_expect(const struct rig_side *dst, const struct rig_request *, uint32_t write);
+
+/* A number through a pipe to or from another process of the test. */
+void rig_put(int fd, uint32_t v);
+uint32_t rig_get(int fd);
 #endif

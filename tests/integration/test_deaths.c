@@ -16,16 +16,6 @@ struct child {
   int to, from; /* pipes, as the parent sees them */
 };
 
-static void put(int fd, uint32_t v) {
-  RIG_CHECK(write(fd, &v, sizeof v) == sizeof v);
-}
-
-static uint32_t get(int fd) {
-  uint32_t v;
-  RIG_CHECK(read(fd, &v, sizeof v) == sizeof v);
-  return v;
-}
-
 static struct child start(void (*fn)(int in, int out)) {
   int to[2], from[2];
   RIG_CHECK(!pipe(to) && !pipe(from));
@@ -70,15 +60,15 @@ static void send_chunk(rd2h_prefill *p, struct rig_side *src, struct rig_request
 static void whole_prefill(int in, int out) {
   struct rig_side src;
   struct rig_request r;
-  uint16_t port = (uint16_t)get(in);
+  uint16_t port = (uint16_t)rig_get(in);
   rig_side_open(&src, &ring);
   rd2h_prefill *p = rig_prefill(&src, NULL);
   rig_request(&r, "all", 12, 0, 0);
   for (uint32_t c = 0; c < 3; c++)
     send_chunk(p, &src, &r, port, 4 * c, 4 * c + 4, c == 2);
   rig_step(p, NULL, 0, "all");
-  put(out, (uint32_t)-rig_settled(p, "all"));
-  get(in);
+  rig_put(out, (uint32_t)-rig_settled(p, "all"));
+  rig_get(in);
   rd2h_prefill_destroy(p);
 }
 
@@ -87,27 +77,27 @@ static void dying_prefill(int in, int out) {
   struct rig_side src;
   struct rig_request r;
   struct rd2h_error err = {0};
-  uint16_t port = (uint16_t)get(in);
+  uint16_t port = (uint16_t)rig_get(in);
   rig_side_open(&src, &ring);
   rd2h_prefill *p = rig_prefill(&src, NULL);
   rig_request(&r, "dies", 12, 0, 0);
   send_chunk(p, &src, &r, port, 0, 4, false);
   RIG_OK(rd2h_prefill_wait_layer(p, 5, RIG_WAIT_MS, &err), &err);
-  put(out, 0);
-  get(in);
+  rig_put(out, 0);
+  rig_get(in);
 }
 
 static void decode_with(const char *engine, const char *id, int in, int out) {
   struct rig_side dst;
   struct rig_request r;
   rig_side_open(&dst, &flat);
-  rd2h_decode *d = rig_decode(&dst, &(struct rd2h_decode_opts){.engine = engine, .port = (uint16_t)get(in)});
+  rd2h_decode *d = rig_decode(&dst, &(struct rd2h_decode_opts){.engine = engine, .port = (uint16_t)rig_get(in)});
   rig_request(&r, id, 12, 0, 0);
   rig_install(d, &r);
-  put(out, rd2h_decode_port(d));
-  put(out, (uint32_t)-rig_outcome(d, id, NULL));
+  rig_put(out, rd2h_decode_port(d));
+  rig_put(out, (uint32_t)-rig_outcome(d, id, NULL));
   rig_expect(&dst, &r, 4);
-  get(in);
+  rig_get(in);
   rd2h_decode_destroy(d);
 }
 
@@ -129,11 +119,11 @@ static void two_processes(void **state) {
   rd2h_decode *d = rig_decode(&dst, NULL);
   rig_request(&r, "all", 12, 0, 0);
   rig_install(d, &r);
-  put(c.to, rd2h_decode_port(d));
+  rig_put(c.to, rd2h_decode_port(d));
   assert_int_equal(rig_outcome(d, "all", NULL), RD2H_OK);
   rig_expect(&dst, &r, 4);
-  assert_int_equal(get(c.from), 0);
-  put(c.to, 0);
+  assert_int_equal(rig_get(c.from), 0);
+  rig_put(c.to, 0);
   assert_int_equal(end(&c, 0), 0);
   rd2h_decode_destroy(d);
   rig_side_close(&dst);
@@ -150,18 +140,18 @@ static void prefill_dies(void **state) {
   rd2h_decode *d = rig_decode(&dst, &(struct rd2h_decode_opts){.probe_ms = 50});
   rig_request(&r, "dies", 12, 0, 0);
   rig_install(d, &r);
-  put(dying.to, rd2h_decode_port(d));
-  assert_int_equal(get(dying.from), 0);
+  rig_put(dying.to, rd2h_decode_port(d));
+  assert_int_equal(rig_get(dying.from), 0);
   end(&dying, SIGKILL);
   assert_int_equal(rig_outcome(d, "dies", text), RD2H_PEER_LOST);
   assert_true(text[0]);
   rig_request(&again, "all", 12, 0, 0);
   rig_install(d, &again);
-  put(next.to, rd2h_decode_port(d));
+  rig_put(next.to, rd2h_decode_port(d));
   assert_int_equal(rig_outcome(d, "all", NULL), RD2H_OK);
   rig_expect(&dst, &again, 4);
-  assert_int_equal(get(next.from), 0);
-  put(next.to, 0);
+  assert_int_equal(rig_get(next.from), 0);
+  rig_put(next.to, 0);
   assert_int_equal(end(&next, 0), 0);
   rd2h_decode_destroy(d);
   rig_side_close(&dst);
@@ -176,8 +166,8 @@ static void decode_dies_by(int signal) {
   struct rd2h_step_send send;
   struct rd2h_error err = {0};
   struct rd2h_prefill_stats st;
-  put(first.to, 0);
-  uint16_t port = (uint16_t)get(first.from);
+  rig_put(first.to, 0);
+  uint16_t port = (uint16_t)rig_get(first.from);
   rig_side_open(&src, &ring);
   rd2h_prefill *p = rig_prefill(&src, &(struct rd2h_prefill_opts){.liveness_ms = 200});
   rig_request(&r, "stuck", 12, 0, 0);
@@ -195,14 +185,14 @@ static void decode_dies_by(int signal) {
     end(&first, SIGKILL);
   rig_step(p, NULL, 0, "stuck");
   assert_int_equal(rig_settled(p, "stuck"), RD2H_PEER_LOST);
-  put(second.to, port);
-  assert_int_equal(get(second.from), port);
+  rig_put(second.to, port);
+  assert_int_equal(rig_get(second.from), port);
   rig_request(&next, "next", 12, 0, 0);
   send_chunk(p, &src, &next, port, 0, 12, true);
-  assert_int_equal(get(second.from), 0);
+  assert_int_equal(rig_get(second.from), 0);
   rig_step(p, NULL, 0, "next");
   assert_int_equal(rig_settled(p, "next"), RD2H_OK);
-  put(second.to, 0);
+  rig_put(second.to, 0);
   assert_int_equal(end(&second, 0), 0);
   rd2h_prefill_stats(p, &st);
   assert_int_equal(st.failed_peer_lost, 1);
@@ -228,22 +218,22 @@ static void D03_prefill_dies_fifty_times(void **state) {
   for (int i = 0; i < TIMES; i++) {
     rig_request(&r, "dies", 12, 0, 0);
     rig_install(d, &r);
-    put(c[i].to, rd2h_decode_port(d));
-    assert_int_equal(get(c[i].from), 0);
+    rig_put(c[i].to, rd2h_decode_port(d));
+    assert_int_equal(rig_get(c[i].from), 0);
     end(&c[i], SIGKILL);
     assert_int_equal(rig_outcome(d, "dies", NULL), RD2H_PEER_LOST);
   }
   rig_request(&r, "all", 12, 0, 0);
   rig_install(d, &r);
-  put(next.to, rd2h_decode_port(d));
+  rig_put(next.to, rd2h_decode_port(d));
   assert_int_equal(rig_outcome(d, "all", NULL), RD2H_OK);
   rig_expect(&dst, &r, 4);
-  assert_int_equal(get(next.from), 0);
+  assert_int_equal(rig_get(next.from), 0);
   do /* the last of the dead is noticed by a probe */
     rig_decode_stats(d, &st);
   while (st.peers > 1);
   assert_int_equal(st.requests, 0);
-  put(next.to, 0);
+  rig_put(next.to, 0);
   end(&next, 0);
   rd2h_decode_destroy(d);
   rig_side_close(&dst);
@@ -260,8 +250,8 @@ static void D04_D05_prefill_stops(void **state) {
   rd2h_decode *d = rig_decode(&dst, &(struct rd2h_decode_opts){.progress_ms = 200});
   rig_request(&r, "dies", 12, 0, 0);
   rig_install(d, &r);
-  put(c.to, rd2h_decode_port(d));
-  assert_int_equal(get(c.from), 0);
+  rig_put(c.to, rd2h_decode_port(d));
+  assert_int_equal(rig_get(c.from), 0);
   kill(c.pid, SIGSTOP);
   uint64_t begun = rd2h_now_ns();
   for (int i = 0; i < 10; i++) { /* whoever asks Decode meanwhile is answered */

@@ -21,16 +21,6 @@ struct child {
   int to, from;
 };
 
-static void put(int fd, uint32_t v) {
-  RIG_CHECK(write(fd, &v, sizeof v) == sizeof v);
-}
-
-static uint32_t get(int fd) {
-  uint32_t v;
-  RIG_CHECK(read(fd, &v, sizeof v) == sizeof v);
-  return v;
-}
-
 static struct child start(void (*fn)(int in, int out, int term)) {
   int to[2], from[2];
   sigset_t set;
@@ -62,12 +52,12 @@ static void decode_child(int in, int out, int term) {
   struct rig_request r;
   struct rd2h_outcome o;
   rig_side_open(&dst, &shape);
-  uint16_t port = (uint16_t)get(in);
+  uint16_t port = (uint16_t)rig_get(in);
   rd2h_decode *d = rig_decode(&dst, &(struct rd2h_decode_opts){.engine = "fault:local,hang_every=2", .port = port});
   rig_request(&r, "half", 8, 0, 0);
   rig_install(d, &r);
-  put(out, rd2h_decode_port(d));
-  int expected = -(int)get(in);
+  rig_put(out, rd2h_decode_port(d));
+  int expected = -(int)rig_get(in);
   wait_term(term);
   RIG_CHECK(rd2h_decode_drain(d, DRAIN_MS) == expected);
   if (!expected)
@@ -85,14 +75,14 @@ static void prefill_child(int in, int out, int term) {
   struct rig_request r;
   struct rd2h_step_send send;
   rig_side_open(&src, &shape);
-  uint16_t port = (uint16_t)get(in);
+  uint16_t port = (uint16_t)rig_get(in);
   rd2h_prefill *p = rig_prefill(&src, &(struct rd2h_prefill_opts){.settle_ms = DRAIN_MS});
   rig_request(&r, "half", 8, 0, 0);
   rig_send(&send, &r, port, 0, 8, true);
   rig_step(p, &send, 1, NULL);
   rig_layers(p, 4);
-  put(out, 0);
-  int expected = -(int)get(in);
+  rig_put(out, 0);
+  int expected = -(int)rig_get(in);
   wait_term(term);
   RIG_CHECK(rd2h_prefill_drain(p, DRAIN_MS) == expected);
   rd2h_prefill_destroy(p);
@@ -122,12 +112,12 @@ static void stop(struct child *c, int signal, bool clean) {
 
 /* A pair of processes with a request in the middle; d_end, p_end: what the drain of each is to say. */
 static void begin(struct child *d, struct child *p, uint16_t *port, int d_end, int p_end) {
-  put(d->to, *port);
-  *port = (uint16_t)get(d->from);
-  put(p->to, *port);
-  assert_int_equal(get(p->from), 0);
-  put(d->to, (uint32_t)-d_end);
-  put(p->to, (uint32_t)-p_end);
+  rig_put(d->to, *port);
+  *port = (uint16_t)rig_get(d->from);
+  rig_put(p->to, *port);
+  assert_int_equal(rig_get(p->from), 0);
+  rig_put(d->to, (uint32_t)-d_end);
+  rig_put(p->to, (uint32_t)-p_end);
 }
 
 static void L16_told_to_end(void **state) {
