@@ -15,7 +15,7 @@ void rd2h_px_parent_unlist(struct px_parent *p);
 /* New ids and children without a rendezvous: before every request to Decode. False: no random bytes. */
 bool rd2h_px_parent_renew(struct px_parent *p);
 /* The client gets the error (or the event, once its stream has begun), both sides are cancelled, the parent is gone. */
-void rd2h_px_parent_fail(struct px_parent *p, int status, const char *format, ...) __attribute__((format(printf, 3, 4)));
+void rd2h_px_parent_fail(struct px_parent *p, int status, const char *format, ...) __attribute__((format(printf, 3, 4), nonnull(3)));
 /* The client has all it will get. */
 void rd2h_px_parent_end(struct px_parent *p);
 /* Prefill refused the request: the client gets its status and body. Only before a byte has gone to the client. */
