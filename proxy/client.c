@@ -11,6 +11,7 @@ static void call_free(struct px_call *call) {
   if (call->gone)
     *call->gone = true;
   event_del(&call->timer);
+  event_del(&call->next_try);
   event_del(&call->kick);
   rd2h_px_free(&call->request);
   rd2h_px_free(&call->text);
@@ -26,6 +27,7 @@ static void detach(struct px_call *call, bool keep) {
   struct px_wire *w = call->wire;
   if (call->state == PX_CALL_WAITING)
     rd2h_px_peer_forget(call);
+  rd2h_px_connect_stop(call);
   if (!w)
     return;
   call->wire = NULL;
@@ -68,36 +70,50 @@ static void on_kick(evutil_socket_t fd, short what, void *arg) {
     rd2h_px_answer_go_on(call);
 }
 
-static void set_timer(struct px_call *call, int64_t at) {
+static void set_timer(struct px_call *call) {
+  int64_t at = call->connect_end && (!call->end || call->connect_end < call->end) ? call->connect_end : call->end;
   int64_t left = at - px_now();
   const struct timeval tv = px_timeval(left > 0 ? left : 0);
-  event_add(&call->timer, &tv);
+  if (at)
+    event_add(&call->timer, &tv);
+  else
+    event_del(&call->timer);
 }
 
 static void on_timer(evutil_socket_t fd, short what, void *arg) {
   struct px_call *call = arg;
+  int64_t now = px_now();
   (void)fd, (void)what;
-  if (call->end && px_now() >= call->end)
+  if (call->end && now >= call->end) {
     rd2h_px_call_finish(call, call->any ? "its answer took longer than the time limit" : "it did not answer within the time limit");
-  else if (call->state == PX_CALL_CONNECTING)
-    rd2h_px_call_finish(call, "it could not be connected to within connect-timeout");
-  else if (call->end)
-    set_timer(call, call->end);
+    return;
+  }
+  if (call->connect_end && now >= call->connect_end) {
+    call->connect_end = 0;
+    if (call->state == PX_CALL_CONNECTING) {
+      rd2h_px_connect_gave_up(call, "it could not be connected to within connect-timeout");
+      return;
+    }
+    if (call->state == PX_CALL_WAITING && call->peer->lookup) {
+      rd2h_px_call_finish(call, "its name was not found within connect-timeout");
+      return;
+    }
+  }
+  set_timer(call);
 }
 
-void rd2h_px_call_connecting(struct px_call *call) {
-  int64_t at = px_now() + call->client->limits.connect_ms;
-  call->state = PX_CALL_CONNECTING;
-  set_timer(call, call->end && call->end < at ? call->end : at);
+void rd2h_px_call_hurry(struct px_call *call) {
+  if (call->connect_end)
+    return;
+  call->connect_end = px_now() + call->client->limits.connect_ms;
+  set_timer(call);
 }
 
 /* ---- calls ---- */
 void rd2h_px_call_begin(struct px_call *call) {
   call->state = PX_CALL_ACTIVE;
-  if (call->end)
-    set_timer(call, call->end);
-  else
-    event_del(&call->timer);
+  call->connect_end = 0;
+  set_timer(call);
   rd2h_px_link_lend(call->wire->link, px_of(&call->request), call->body);
   rd2h_px_free(&call->request);
 }
@@ -127,6 +143,7 @@ struct px_call *rd2h_px_call(struct px_client *c, const struct px_request *r, co
   call->body = r->body;
   call->chunks.trailers = true;
   evtimer_assign(&call->timer, c->base, on_timer, call);
+  evtimer_assign(&call->next_try, c->base, rd2h_px_connect_on_delay, call);
   evtimer_assign(&call->kick, c->base, on_kick, call);
   write_head(call, r);
   if (call->request.failed) {
@@ -142,8 +159,8 @@ struct px_call *rd2h_px_call(struct px_client *c, const struct px_request *r, co
   c->first = call;
   c->open++;
   rd2h_px_peer_serve(call);
-  if (call->state == PX_CALL_WAITING && call->end)
-    set_timer(call, call->end);
+  if (call->state == PX_CALL_WAITING)
+    set_timer(call);
   return call;
 }
 

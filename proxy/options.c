@@ -40,7 +40,7 @@ static const struct option {
   {"engine-insecure", SWITCH, AT(engine_insecure), "false", 0, 0, "engines' certificates are not checked"},
   {"engine-connections", NUMBER, AT(engine_connections), "0", 0, 1e6, "connections to one engine; 0: no limit"},
   {"engine-keepalive", SECONDS, AT(engine_keepalive), "4", 0, 3600, "age up to which a kept connection to an engine is used again"},
-  {"connect-timeout", SECONDS, AT(connect_timeout), "5", 0.01, 3600, "to connect to an engine"},
+  {"connect-timeout", SECONDS, AT(connect_timeout), "5", 0.01, 3600, "to look an engine up and connect to it, whatever addresses it has"},
   {"rendezvous-timeout", SECONDS, AT(rendezvous_timeout), "120", 0.01, 1e6, "without news while a child has not posted its rendezvous"},
   {"prefill-timeout", SECONDS, AT(prefill_timeout), "600", 0.01, 1e6, "for one request to Prefill"},
   {"prefill-grace", SECONDS, AT(prefill_grace), "0.5", 0, 60, "after a failed Prefill, for a rendezvous that tries again"},

@@ -2,15 +2,7 @@
 /* Engines as addresses: looked up, connected to, and the connections that are kept to them. */
 #include "proxy/client_inner.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <openssl/ssl.h>
-#include <openssl/x509v3.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 enum { RESOLVED_MS = 30000, MAX_PEERS = 2048 };
 
@@ -142,15 +134,13 @@ void rd2h_px_wire_close(struct px_wire *w) {
   struct px_peer *p = w->peer;
   wire_unlist(w);
   rd2h_px_link_free(w->link);
-  p->wires--;
   free(w);
-  serve_waiting(p);
+  rd2h_px_peer_freed(p);
 }
 
-static void on_open(void *user) {
-  struct px_wire *w = user;
-  if (w->call)
-    rd2h_px_call_begin(w->call);
+void rd2h_px_peer_freed(struct px_peer *p) {
+  p->wires--;
+  serve_waiting(p);
 }
 
 static void on_data(void *user, char *p, size_t n) {
@@ -161,99 +151,21 @@ static void on_data(void *user, char *p, size_t n) {
     rd2h_px_wire_close(w); /* nobody has asked for anything */
 }
 
-static bool connect_next(struct px_call *call);
+static void on_open(void *user) {
+  rd2h_px_connect_won(user);
+}
 
 static void on_closed(void *user, const char *error) {
   struct px_wire *w = user;
-  struct px_call *call = w->call;
-  if (!call) {
+  if (w->call && w->call->state == PX_CALL_CONNECTING)
+    rd2h_px_connect_lost(w, error);
+  else if (w->call)
+    rd2h_px_answer_closed(w->call, error);
+  else
     rd2h_px_wire_close(w);
-    return;
-  }
-  if (call->state != PX_CALL_CONNECTING) {
-    rd2h_px_answer_closed(call, error);
-    return;
-  }
-  call->peer->resolved_at = 0; /* the name may stand for another address by now */
-  char text[160];
-  snprintf(text, sizeof text, "%s", error ? error : "it closed the connection");
-  w->call = NULL;
-  call->wire = NULL;
-  rd2h_px_wire_close(w);
-  call->address++;
-  if (!connect_next(call))
-    rd2h_px_call_finish(call, text);
 }
 
-static const struct px_link_events EVENTS = {on_open, on_data, NULL, on_closed};
-
-static SSL *new_ssl(const struct px_peer *p) {
-  const struct px_client *c = p->client;
-  SSL *ssl = SSL_new(c->tls);
-  if (!ssl)
-    return NULL;
-  bool good = p->numeric || SSL_set_tlsext_host_name(ssl, p->host) == 1;
-  if (good && c->limits.verify)
-    good = p->numeric ? X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(ssl), p->host) == 1 : SSL_set1_host(ssl, p->host) == 1;
-  if (good)
-    return ssl;
-  SSL_free(ssl);
-  return NULL;
-}
-
-static int new_socket(const struct px_addresses *a, size_t which) {
-  const struct sockaddr *to = (const struct sockaddr *)&a->of[which].address;
-  int fd = socket(to->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  if (fd < 0)
-    return -1;
-  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
-  setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &(int){1}, sizeof(int));
-  if (connect(fd, to, a->of[which].length) == 0 || errno == EINPROGRESS)
-    return fd;
-  int error = errno;
-  close(fd);
-  errno = error;
-  return -1;
-}
-
-/* To the first address from call->address on that can be tried at all. False: none is left, errno. */
-static bool connect_next(struct px_call *call) {
-  struct px_peer *p = call->peer;
-  struct px_wire *w = calloc(1, sizeof *w);
-  SSL *ssl = p->tls ? new_ssl(p) : NULL;
-  int fd = -1;
-  errno = ENOMEM;
-  if (!w || (p->tls && !ssl))
-    goto fail;
-  for (errno = ECONNREFUSED; call->address < p->addresses.n; call->address++)
-    if ((fd = new_socket(&p->addresses, call->address)) >= 0)
-      break;
-  if (fd < 0)
-    goto fail;
-  w->link = rd2h_px_link_new(p->client->base, fd, ssl, PX_CONNECTING, 0, &EVENTS, w);
-  if (!w->link) {
-    close(fd);
-    errno = ENOMEM;
-    goto fail;
-  }
-  w->peer = p;
-  w->call = call;
-  call->wire = w;
-  p->wires++;
-  return true;
-
-fail:
-  SSL_free(ssl);
-  free(w);
-  return false;
-}
-
-static void connect_first(struct px_call *call) {
-  call->address = 0;
-  rd2h_px_call_connecting(call);
-  if (!connect_next(call))
-    rd2h_px_call_fail_later(call, strerror(errno));
-}
+const struct px_link_events rd2h_px_wire_events = {on_open, on_data, NULL, on_closed};
 
 /* ---- idle ones ---- */
 void rd2h_px_wire_keep(struct px_wire *w) {
@@ -290,31 +202,49 @@ static void drop_old(struct px_peer *p) {
 }
 
 /* ---- names ---- */
-static void on_looked_up(void *user, const struct px_addresses *found, const char *error) {
-  struct px_peer *p = user;
-  p->lookup = NULL;
-  if (!error) {
-    p->addresses = *found;
-    p->resolved_at = px_now();
-    serve_waiting(p);
-    return;
-  }
+static void fail_waiting(struct px_peer *p, const char *why) {
   for (struct px_call *call; (call = dequeue(p)) != NULL;) {
     call->state = PX_CALL_CONNECTING;
-    rd2h_px_call_fail_later(call, error);
+    rd2h_px_call_fail_later(call, why);
   }
 }
 
-/* Whether the peer's address is known; otherwise it is being looked up, or that failed (*why). */
-static bool know_address(struct px_peer *p, const char **why) {
-  *why = NULL;
-  if (p->numeric || (p->resolved_at && px_now() - p->resolved_at < RESOLVED_MS))
-    return true;
+static bool same_addresses(const struct px_addresses *a, const struct px_addresses *b) {
+  bool same = a->n == b->n;
+  for (size_t i = 0; same && i < a->n; i++)
+    same = a->of[i].length == b->of[i].length && memcmp(&a->of[i].address, &b->of[i].address, a->of[i].length) == 0;
+  return same;
+}
+
+static void on_looked_up(void *user, const struct px_addresses *found, const char *error) {
+  struct px_peer *p = user;
+  p->lookup = NULL;
+  if (error && !p->addresses.n) {
+    fail_waiting(p, error);
+    return;
+  }
+  p->resolved_at = px_now(); /* when the name server fails, what it said before holds */
+  if (error)
+    found = &p->addresses;
+  if (!same_addresses(&p->addresses, found))
+    p->preferred = 0;
+  p->addresses = *found;
+  serve_waiting(p);
+}
+
+static bool address_known(const struct px_peer *p) {
+  return p->numeric || (p->resolved_at && px_now() - p->resolved_at < RESOLVED_MS);
+}
+
+/* For those that wait. When it cannot even begin, nothing would ever wake them. */
+static void look_up(struct px_peer *p) {
+  if (p->lookup)
+    return;
+  p->lookup = rd2h_px_lookup_start(p->client->base, p->host, p->port, on_looked_up, p);
   if (!p->lookup)
-    p->lookup = rd2h_px_lookup_start(p->client->base, p->host, p->port, on_looked_up, p);
-  if (!p->lookup)
-    *why = "its name could not be looked up: memory or descriptors ran out";
-  return false;
+    fail_waiting(p, "its name could not be looked up: memory or descriptors ran out");
+  for (struct px_call *call = p->waiting; call; call = call->next)
+    rd2h_px_call_hurry(call);
 }
 
 /* ---- who gets which ---- */
@@ -323,42 +253,38 @@ static bool at_limit(const struct px_peer *p) {
   return most && p->wires >= most;
 }
 
+static void use(struct px_call *call, struct px_wire *w) {
+  w->call = call;
+  call->wire = w;
+  rd2h_px_call_begin(call);
+}
+
+static void serve_waiting(struct px_peer *p) {
+  while (p->waiting) {
+    struct px_wire *w = take_idle(p);
+    if (!w && at_limit(p))
+      return;
+    if (!w && !address_known(p)) {
+      look_up(p);
+      return;
+    }
+    if (w)
+      use(dequeue(p), w);
+    else
+      rd2h_px_connect(dequeue(p));
+  }
+}
+
 void rd2h_px_peer_serve(struct px_call *call) {
   struct px_peer *p = call->peer;
   struct px_wire *w = take_idle(p);
-  const char *why = NULL;
   if (w) {
-    w->call = call;
-    call->wire = w;
-    rd2h_px_call_begin(call);
+    use(call, w);
     return;
   }
   enqueue(call); /* before old ones are closed: then it is this one's turn, not the next one's */
   drop_old(p);
-  if (call->state != PX_CALL_WAITING || at_limit(p) || know_address(p, &why)) {
-    serve_waiting(p);
-    return;
-  }
-  if (why) {
-    rd2h_px_peer_forget(call);
-    call->state = PX_CALL_CONNECTING;
-    rd2h_px_call_fail_later(call, why);
-  }
-}
-
-static void serve_waiting(struct px_peer *p) {
-  const char *why;
-  while (p->waiting) {
-    struct px_wire *w = take_idle(p);
-    if (!w && (at_limit(p) || !know_address(p, &why)))
-      return;
-    struct px_call *call = dequeue(p);
-    if (!w) {
-      connect_first(call);
-      continue;
-    }
-    w->call = call;
-    call->wire = w;
-    rd2h_px_call_begin(call);
-  }
+  serve_waiting(p);
+  if (call->state == PX_CALL_WAITING && p->lookup)
+    rd2h_px_call_hurry(call);
 }

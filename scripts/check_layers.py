@@ -47,7 +47,7 @@ PROXY = {
     "formats": ("json head sse", "base"),
     "flow": ("engines body flow flow_inner leg flow_decode flow_prefill rendezvous usage continue", "base formats"),
     "link": ("link resolve", "base"),
-    "client": ("client client_inner peer answer", "base formats link"),
+    "client": ("client client_inner peer connect answer", "base formats link"),
     "server": ("server server_inner conn respond", "base formats link"),
     "options": ("options", "base flow"),
 }
