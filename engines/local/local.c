@@ -260,5 +260,5 @@ static int local_fd(rd2h_engine *e) {
 const struct rd2h_engine_ops rd2h_engine_local = {
   .abi = RD2H_ENGINE_ABI, .size = sizeof rd2h_engine_local, .name = "local", .open = local_open, .close = local_close,
   .reg = local_reg, .dereg = local_dereg, .publish = local_publish, .connect = local_connect, .disconnect = local_disconnect,
-  .events = local_events, .fd = local_fd, .read = rd2h_local_read,
+  .events = local_events, .fd = local_fd, .read = rd2h_local_read, .way = rd2h_local_way,
 };

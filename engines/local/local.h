@@ -30,6 +30,8 @@ struct rd2h_local_conn {
   char host[LOCAL_HOST_MAX + 1];
 };
 
+enum { LOCAL_BY_MAP = 1, LOCAL_BY_CALL = 2 };
+
 /* What Prefill's socket says, with one descriptor a range: native integers, both ends are on one host. */
 struct rd2h_local_hand {
   uint32_t magic, version;
@@ -63,6 +65,7 @@ struct rd2h_peer {
   int sock; /* Prefill's memfds are to come from it; -1: not or no more */
   struct rd2h_local_map *map; /* ascending; constant from when it is settled */
   uint32_t n_maps;
+  uint8_t used;         /* what the latest batch was read by (LOCAL_BY_...), 0: none yet; atomic */
   bool settled;         /* nothing more is to come; atomic, set under the lock */
   pthread_mutex_t lock; /* of the threads that read: who takes in what comes */
   uint64_t cookie;
@@ -100,6 +103,7 @@ bool rd2h_local_alive(const rd2h_peer *);
 int rd2h_local_lost(const rd2h_peer *, const char *how, struct rd2h_error *);
 /* Reads the nonce alone: does the process image that published it still run, and may it be read? */
 int rd2h_local_probe(rd2h_engine *, rd2h_peer *, struct rd2h_error *);
+const char *rd2h_local_way(rd2h_engine *, rd2h_peer *); /* what the latest batch was read by, before one what the next will be */
 int rd2h_local_read(rd2h_engine *, rd2h_peer *, const struct rd2h_batch *, const volatile bool *stop, uint64_t *done,
                     uint32_t *failed_at, struct rd2h_error *);
 

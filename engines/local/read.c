@@ -17,6 +17,7 @@ struct copy {
   const struct rd2h_local_map *map; /* where the last piece was found */
   uint32_t i, end, iovecs;
   bool mapped; /* the peer's maps can be used */
+  uint8_t used;
   uint64_t off; /* in descriptor i */
   uint64_t slice, done;
   uint8_t nonce[LOCAL_NONCE];
@@ -115,6 +116,7 @@ static int copy_mapped(struct copy *c, struct rd2h_error *err) {
     c->i += len == left;
   }
   c->copier->settle();
+  c->used |= LOCAL_BY_MAP;
   c->done += bytes;
   return rd2h_local_alive(c->peer) ? RD2H_OK : rd2h_local_lost(c->peer, "ended while it was read", err);
 }
@@ -123,8 +125,10 @@ static int copy_foreign(struct copy *c, uint32_t *failed_at, struct rd2h_error *
   struct iovec l[IOVECS], r[IOVECS];
   uint32_t n = next_slice(c, l, r);
   ssize_t got = process_vm_readv((pid_t)c->peer->at.pid, l, n, r, n, 0);
-  if (got > 0)
+  if (got > 0) {
+    c->used |= c->i < c->b->n ? LOCAL_BY_CALL : 0; /* the nonce comes that way in any case */
     advance(c, (uint64_t)got);
+  }
   else if (got < 0 && n > 1 && (errno == EFAULT || errno == EINVAL))
     c->iovecs = 1; /* a bad address anywhere in the slice can fail the whole call: go one by one to find it */
   else if (got == 0 || errno != EINTR)
@@ -164,7 +168,19 @@ int rd2h_local_read(rd2h_engine *e, rd2h_peer *p, const struct rd2h_batch *b, co
     return rd2h_local_lost(p, "ended while it was read", err);
   if (p->has_nonce && memcmp(c.nonce, p->at.nonce, LOCAL_NONCE))
     return rd2h_local_lost(p, "is not the one that published its memory", err);
+  if (c.used)
+    __atomic_store_n(&p->used, c.used, __ATOMIC_RELAXED);
   return RD2H_OK;
+}
+
+const char *rd2h_local_way(rd2h_engine *e, rd2h_peer *p) {
+  static const char *const names[] = {[LOCAL_BY_MAP] = "shared mapping", [LOCAL_BY_CALL] = "process_vm_readv",
+                                      [LOCAL_BY_MAP | LOCAL_BY_CALL] = "shared mapping and process_vm_readv"};
+  (void)e;
+  uint8_t used = __atomic_load_n(&p->used, __ATOMIC_RELAXED);
+  if (!used)
+    used = __atomic_load_n(&p->settled, __ATOMIC_ACQUIRE) && p->n_maps ? LOCAL_BY_MAP : LOCAL_BY_CALL;
+  return names[used];
 }
 
 int rd2h_local_probe(rd2h_engine *e, rd2h_peer *p, struct rd2h_error *err) {

@@ -282,8 +282,10 @@ static void mapped_and_copied(void **state) {
   assert_int_equal(mprotect((void *)p->map[0].at, 4096, PROT_READ | PROT_WRITE), -1); /* never writable here */
   assert_int_equal(read_all(e, p, to, f.h.shared), RD2H_OK);
   assert_pattern(to, 0, BYTES);
+  assert_string_equal(rd2h_engine_local.way(e, p), "shared mapping");
   assert_int_equal(read_all(e, p, to, f.h.own), RD2H_OK);
   assert_pattern(to, 0, BYTES);
+  assert_string_equal(rd2h_engine_local.way(e, p), "process_vm_readv");
   rd2h_engine_local.disconnect(e, p);
   rd2h_engine_local.close(e);
   prefill_end(&f);
@@ -304,10 +306,13 @@ static void read_before_it_is_mapped(void **state) {
   assert_int_equal(read_all(e, p, to, f.h.shared), RD2H_OK);
   assert_pattern(to, 0, BYTES);
   assert_int_equal(p->n_maps, 0);
+  assert_string_equal(rd2h_engine_local.way(e, p), "process_vm_readv");
   kill(f.pid, SIGCONT);
   assert_int_equal(answered(p), 1);
+  assert_string_equal(rd2h_engine_local.way(e, p), "process_vm_readv"); /* nothing has been read by the mapping yet */
   assert_int_equal(read_all(e, p, to, f.h.shared), RD2H_OK);
   assert_pattern(to, 0, BYTES);
+  assert_string_equal(rd2h_engine_local.way(e, p), "shared mapping");
   rd2h_engine_local.disconnect(e, p);
   rd2h_engine_local.close(e);
   prefill_end(&f);
@@ -335,6 +340,7 @@ static void both_kinds_in_one_batch(void **state) {
     assert_pattern(to + i * STEP, i * 1001, s.len[i]);
     assert_int_equal(to[i * STEP + s.len[i]], 0);
   }
+  assert_string_equal(rd2h_engine_local.way(e, p), "shared mapping and process_vm_readv");
   s.remote[40] = 4096; /* nothing is mapped there */
   memset(to, 0, BYTES);
   assert_int_equal(read_pieces(e, p, &s, &done, &failed_at), RD2H_IO);

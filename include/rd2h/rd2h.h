@@ -9,6 +9,7 @@
 #include <rd2h/layout.h>
 #include <rd2h/log.h>
 #include <rd2h/memory.h>
+#include <rd2h/peers.h>
 #include <rd2h/plan.h>
 #include <rd2h/pool.h>
 #include <rd2h/prefill.h>

@@ -92,6 +92,10 @@ size_t rd2h_decode_dump(rd2h_decode *d, char *out, size_t cap) {
   return rd2h_dw_dump(d->worker, out, cap);
 }
 
+int rd2h_decode_peers(rd2h_decode *d, uint32_t timeout_ms, struct rd2h_peers *out) {
+  return rd2h_dw_peers(d->worker, timeout_ms, out);
+}
+
 void rd2h_decode_stats(rd2h_decode *d, struct rd2h_decode_stats *s) {
   rd2h_dw_stats(d->worker, s);
 }

@@ -76,6 +76,10 @@ size_t rd2h_prefill_dump(rd2h_prefill *p, char *out, size_t cap) {
   return rd2h_pw_dump(p->worker, out, cap);
 }
 
+int rd2h_prefill_peers(rd2h_prefill *p, uint32_t timeout_ms, struct rd2h_peers *out) {
+  return rd2h_pw_peers(p->worker, timeout_ms, out);
+}
+
 void rd2h_prefill_stats(rd2h_prefill *p, struct rd2h_prefill_stats *s) {
   rd2h_pw_stats(p->worker, s);
 }

@@ -132,6 +132,9 @@ struct rd2h_dm_stats {
   uint64_t oldest; /* when the request that waits longest was installed; 0: none waits */
 };
 void rd2h_dm_stats(const rd2h_dm *, struct rd2h_dm_stats *);
+/* Every peer that a request waits for, with how many do and since when the oldest has; peer RD2H_INDEX_NONE: requests of which no peer is
+ * known that is still to send. Requests at several peers count at each. */
+void rd2h_dm_waits(rd2h_dm *, void (*see)(void *, uint32_t peer, uint32_t waiting, uint64_t since), void *);
 /* Peers, requests and batches, one line each. */
 void rd2h_dm_dump(const rd2h_dm *, const char *(*peer_name)(void *, uint32_t peer), void *, uint64_t now, struct rd2h_buf *);
 #endif

@@ -37,6 +37,31 @@ static void dump_request(const struct dm_req *r, uint64_t now, struct rd2h_buf *
                 r->text[0] ? ": " : "", r->text);
 }
 
+/* ---- whom requests wait for ---- */
+static bool waits_for(rd2h_dm *m, const struct dm_req *r, const struct dm_slot *s) {
+  if (!s->bound || s->done || !rd2h_slab_live(&m->peers, s->peer) || dm_peer(m, s->peer)->gen != s->peer_gen) return false;
+  struct dm_peer *p = dm_peer(m, s->peer);
+  if (!p->waiting++) p->waiting_since = r->installed; /* requests come oldest first */
+  return true;
+}
+
+void rd2h_dm_waits(rd2h_dm *m, void (*see)(void *, uint32_t, uint32_t, uint64_t), void *arg) {
+  uint32_t nobodys = 0;
+  uint64_t since = 0;
+  for (uint32_t i = 0; i < m->peers.next; i++)
+    if (rd2h_slab_live(&m->peers, i)) dm_peer(m, i)->waiting = 0;
+  for (uint32_t i = m->oldest; i != RD2H_INDEX_NONE; i = dm_req(m, i)->newer) {
+    const struct dm_req *r = dm_req(m, i);
+    bool known = false;
+    for (uint32_t k = 0; k < r->n_slots; k++)
+      if (waits_for(m, r, &r->slot[k])) known = true;
+    if (!known && !nobodys++) since = r->installed;
+  }
+  if (nobodys) see(arg, RD2H_INDEX_NONE, nobodys, since);
+  for (uint32_t i = 0; i < m->peers.next; i++)
+    if (rd2h_slab_live(&m->peers, i) && dm_peer(m, i)->waiting) see(arg, i, dm_peer(m, i)->waiting, dm_peer(m, i)->waiting_since);
+}
+
 static void left_out(struct rd2h_buf *b, uint32_t n, const char *what) {
   if (n > LINES_MAX) rd2h_buf_line(b, "  and %u more %s", n - LINES_MAX, what);
 }

@@ -23,6 +23,8 @@ struct dm_peer {
   uint32_t head, tail, n_batches; /* unanswered batches, oldest first */
   uint32_t n_bound;               /* contributor slots of live requests that it serves and has not finished */
   uint8_t incarnation[16];
+  uint32_t waiting;       /* while rd2h_dm_waits() is at work */
+  uint64_t waiting_since;
   int refusal;       /* what requests end with that a REFUSED peer names */
   char why[DM_TEXT]; /* of REFUSED and LOST */
 };

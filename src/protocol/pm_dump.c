@@ -17,6 +17,19 @@ static uint32_t count_entries(const rd2h_pm *m, const struct pm_ep *e, uint32_t 
   return n;
 }
 
+void rd2h_pm_waits(const rd2h_pm *m, void (*see)(void *, uint32_t, uint32_t, uint64_t), void *arg) {
+  for (uint32_t i = 0; i < m->eps.next; i++) {
+    uint32_t waiting = 0;
+    uint64_t first = RD2H_NEVER;
+    for (uint32_t k = rd2h_slab_live(&m->eps, i) ? pm_ep(m, i)->head : RD2H_INDEX_NONE; k != RD2H_INDEX_NONE; k = pm_entry(m, k)->next) {
+      const struct pm_entry *x = pm_entry(m, k);
+      if (x->kind != PM_BATCH || x->zombie) continue;
+      if (!waiting++) first = x->deadline - m->cfg.hold_ns;
+    }
+    if (waiting) see(arg, i, waiting, first);
+  }
+}
+
 static void dump_endpoint(const rd2h_pm *m, uint32_t i, uint64_t now, struct rd2h_buf *b) {
   static const char *const names[] = {"not connected", "connecting", "waits for the acknowledgement", "open"};
   const struct pm_ep *e = pm_ep(m, i);

@@ -102,6 +102,8 @@ struct rd2h_pm_stats {
   uint32_t endpoints, outstanding, requests;
 };
 void rd2h_pm_stats(const rd2h_pm *, struct rd2h_pm_stats *);
+/* Every endpoint with layer messages that wait for an answer, how many, and since when the oldest has been to be sent. */
+void rd2h_pm_waits(const rd2h_pm *, void (*see)(void *, uint32_t endpoint, uint32_t waiting, uint64_t since), void *);
 /* Endpoints and the requests at each, one line each. */
 void rd2h_pm_dump(const rd2h_pm *, uint64_t now, struct rd2h_buf *);
 #endif

@@ -44,8 +44,7 @@ static void do_connect(rd2h_dw *w, const struct rd2h_da *a) {
     rd2h_eng_disconnect(w->eng, p->conn);
   p->conn = NULL;
   int rc = connect_peer(w, a, p, &chosen, &err);
-  const char *way = rc ? "" : rd2h_eng_way(w->eng, p->conn);
-  snprintf(p->way, sizeof p->way, "%s%s%s%s%s", p->session, rc ? "" : " by ", rc ? "" : chosen, *way ? ", " : "", way);
+  p->engine = chosen;
   if (!rc)
     RD2H_INFO("decode rank %u: Prefill %s is connected, engine %s", w->o.tp_rank, p->session, chosen);
   if (!rc && w->o.digest && !(a->meta->ext.present && a->meta->ext.caps & RD2H_CAP_DIGEST))

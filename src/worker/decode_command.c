@@ -305,9 +305,13 @@ static void take_stats(rd2h_dw *w, struct rd2h_decode_stats *s) {
 }
 
 static const char *peer_name(void *arg, uint32_t peer) {
-  const rd2h_dw *w = arg;
-  const struct dw_peer *p = peer < w->n_peers ? w->peer[peer] : NULL;
-  return !p ? "-" : p->way[0] ? p->way : p->session;
+  rd2h_dw *w = arg;
+  struct dw_peer *p = peer < w->n_peers ? w->peer[peer] : NULL;
+  if (!p || !p->conn)
+    return p ? p->session : "-";
+  const char *way = rd2h_eng_way(w->eng, p->conn);
+  snprintf(p->way, sizeof p->way, "%s by %s%s%s", p->session, p->engine, *way ? ", " : "", way);
+  return p->way;
 }
 
 /* With mu held. */
@@ -320,16 +324,39 @@ static void dump(rd2h_dw *w) {
                 (unsigned long long)(w->oldest && w->now > w->oldest ? (w->now - w->oldest) / RD2H_MS : 0), s->peers,
                 s->reads_in_flight, w->n_queued, s->parked_now, s->quarantined, s->quarantined_blocks);
   rd2h_dm_dump(w->dm, peer_name, w, w->now, b);
-  rd2h_dump_made(&w->dump);
-  if (!w->command && !w->stop) /* also asked for in this turn: if it stayed set, this thread would not sleep */
+  rd2h_ask_made(&w->dump.ask);
+}
+
+static void see_wait(void *arg, uint32_t peer, uint32_t waiting, uint64_t since) {
+  rd2h_dw *w = arg;
+  const struct dw_peer *p = peer < w->n_peers ? w->peer[peer] : NULL;
+  rd2h_peers_awaited(&w->peers, p ? p->session : "", waiting, since);
+}
+
+static void tell_peers(rd2h_dw *w) {
+  for (uint32_t i = 0; i < w->n_peers; i++)
+    if (w->peer[i] && w->peer[i]->conn)
+      rd2h_peers_connected(&w->peers, w->peer[i]->engine, rd2h_eng_way(w->eng, w->peer[i]->conn));
+  rd2h_dm_waits(w->dm, see_wait, w);
+  rd2h_ask_made(&w->peers.ask);
+}
+
+/* With mu held: what was asked for. */
+static void tell(rd2h_dw *w) {
+  bool wants_dump = rd2h_dump_wanted(&w->dump), wants_peers = rd2h_peers_wanted(&w->peers);
+  if (wants_dump)
+    dump(w);
+  if (wants_peers)
+    tell_peers(w);
+  /* Also asked for in this turn: if it stayed set, this thread would not sleep. */
+  if ((wants_dump || wants_peers) && !w->command && !w->stop)
     rd2h_eventfd_clear(w->command_fd);
 }
 
 void dw_publish(rd2h_dw *w) {
   pthread_mutex_lock(&w->mu);
   take_stats(w, &w->stats);
-  if (rd2h_dump_wanted(&w->dump))
-    dump(w);
+  tell(w);
   if (w->ended)
     append_outcomes(w, w->ended, w->ended_tail);
   w->ended = w->ended_tail = NULL;
@@ -383,6 +410,10 @@ size_t rd2h_dw_dump(rd2h_dw *w, char *out, size_t cap) {
   char who[64];
   snprintf(who, sizeof who, "decode rank %u of %u", w->o.tp_rank, w->o.tp_size);
   return rd2h_dump_ask(&w->dump, &w->mu, wake, w, who, out, cap);
+}
+
+int rd2h_dw_peers(rd2h_dw *w, uint32_t timeout_ms, struct rd2h_peers *out) {
+  return rd2h_peers_ask(&w->peers, &w->mu, wake, w, timeout_ms, out);
 }
 
 void dw_commands_free(rd2h_dw *w) {

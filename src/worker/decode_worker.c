@@ -151,6 +151,7 @@ int rd2h_dw_create(const struct rd2h_decode_opts *o, rd2h_dw **out, struct rd2h_
   w->pool.peer_max = HELD_PEER_BYTES;
   pthread_mutex_init(&w->mu, NULL);
   rd2h_dump_init(&w->dump);
+  rd2h_ask_init(&w->peers.ask);
   rd2h_cond_init(&w->none_live);
   rd2h_slab_init(&w->live_slot, sizeof(struct dw_request *), 0);
   zmq_msg_init(&w->identity);
@@ -212,6 +213,7 @@ void rd2h_dw_destroy(rd2h_dw *w) {
   close_fd(w->command_fd);
   close_fd(w->outcome_fd);
   rd2h_dump_free(&w->dump);
+  rd2h_ask_free(&w->peers.ask);
   pthread_cond_destroy(&w->none_live);
   pthread_mutex_destroy(&w->mu);
   rd2h_free(w);

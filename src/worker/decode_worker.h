@@ -31,7 +31,8 @@ struct dw_peer {
   uint8_t identity_n;
   uint8_t identity[DW_IDENTITY_MAX];
   char session[64]; /* for log lines */
-  char way[288];    /* session, engine, transports and devices: for the dump */
+  char way[288];    /* session, engine, transports and devices: for the dump, which writes it */
+  const char *engine; /* that it is read by, while there is conn */
   rd2h_eng_peer *conn;
   size_t held; /* bytes of messages that it makes us hold */
   struct dw_batch *head, *tail; /* reads that the engine has not taken yet */
@@ -96,6 +97,7 @@ struct rd2h_dw {
   struct rd2h_decode_stats stats;
   uint64_t oldest; /* see rd2h_dm_stats */
   struct rd2h_dump dump;
+  struct rd2h_peers_view peers;
   bool stop, draining;
   pthread_cond_t none_live; /* the last live request has ended */
   int outcome_fd;

@@ -37,7 +37,7 @@ static void dump_closed(rd2h_pw *w, struct rd2h_buf *to) {
   pthread_mutex_unlock(&w->gate.mu);
 }
 
-void pw_dump(rd2h_pw *w) {
+static void dump(rd2h_pw *w) {
   const struct rd2h_prefill_stats *s = &w->stats;
   pthread_mutex_lock(&w->gate.mu);
   uint32_t closed = w->gate.closed;
@@ -47,7 +47,26 @@ void pw_dump(rd2h_pw *w) {
                 w->session, rd2h_eng_name(w->eng), s->endpoints, s->outstanding, closed, w->o.layout->n_slots, s->held);
   dump_closed(w, &w->dump.text);
   rd2h_pm_dump(w->pm, w->now, &w->dump.text);
-  rd2h_dump_made(&w->dump);
+  rd2h_ask_made(&w->dump.ask);
+}
+
+/* ---- rows of peers ---- */
+static void see_wait(void *arg, uint32_t endpoint, uint32_t waiting, uint64_t since) {
+  rd2h_pw *w = arg;
+  rd2h_peers_awaited(&w->peers, rd2h_pm_endpoint_address(w->pm, endpoint), waiting, since);
+}
+
+static void tell_peers(rd2h_pw *w) {
+  rd2h_pm_waits(w->pm, see_wait, w);
+  w->peers.rows.connected = w->stats.endpoints;
+  rd2h_ask_made(&w->peers.ask);
+}
+
+void pw_tell(rd2h_pw *w) {
+  if (rd2h_dump_wanted(&w->dump))
+    dump(w);
+  if (rd2h_peers_wanted(&w->peers))
+    tell_peers(w);
 }
 
 /* With mu held. */
@@ -62,4 +81,8 @@ size_t rd2h_pw_dump(rd2h_pw *w, char *out, size_t cap) {
   char who[64];
   snprintf(who, sizeof who, "prefill rank %u of %u", w->o.tp_rank, w->o.tp_size);
   return rd2h_dump_ask(&w->dump, &w->mu, wake, w, who, out, cap);
+}
+
+int rd2h_pw_peers(rd2h_pw *w, uint32_t timeout_ms, struct rd2h_peers *out) {
+  return rd2h_peers_ask(&w->peers, &w->mu, wake, w, timeout_ms, out);
 }

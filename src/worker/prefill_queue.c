@@ -275,8 +275,7 @@ static void take_stats(rd2h_pw *w, struct rd2h_prefill_stats *s) {
 void pw_publish(rd2h_pw *w) {
   pthread_mutex_lock(&w->mu);
   take_stats(w, &w->stats);
-  if (rd2h_dump_wanted(&w->dump))
-    pw_dump(w);
+  pw_tell(w);
   if (w->fresh) {
     if (w->settled)
       w->settled_tail->next = w->fresh;

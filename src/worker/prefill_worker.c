@@ -116,6 +116,7 @@ int rd2h_pw_create(const struct rd2h_prefill_opts *o, rd2h_pw **out, struct rd2h
   snprintf(w->session, sizeof w->session, strchr(o->host, ':') ? "[%s]:%ld" : "%s:%ld", o->host, (long)getpid());
   pthread_mutex_init(&w->mu, NULL);
   rd2h_dump_init(&w->dump);
+  rd2h_ask_init(&w->peers.ask);
   pthread_mutex_init(&w->role, NULL);
   rd2h_slab_init(&w->ending_slot, sizeof(struct pw_ended *), 0);
   int rc = start(w, err);
@@ -184,6 +185,7 @@ void rd2h_pw_destroy(rd2h_pw *w) {
   close_fd(w->ended_fd);
   pthread_mutex_destroy(&w->role);
   rd2h_dump_free(&w->dump);
+  rd2h_ask_free(&w->peers.ask);
   pthread_mutex_destroy(&w->mu);
   rd2h_free(w);
 }

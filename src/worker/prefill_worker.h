@@ -125,6 +125,7 @@ struct rd2h_pw {
   struct rd2h_prefill_stats stats;
   bool stop, item_signalled;
   struct rd2h_dump dump;
+  struct rd2h_peers_view peers;
 
   /* the caller's thread */
   struct pw_step *step;
@@ -191,7 +192,7 @@ bool pw_send_now(rd2h_pw *);
 /* The caller's thread waits until ready(arg) (called with the gate's mutex held); returns with it held: OK or TIMEOUT. */
 int pw_wait(rd2h_pw *, uint32_t timeout_ms, bool (*ready)(void *), void *arg);
 /* prefill_dump.c */
-void pw_dump(rd2h_pw *); /* with the role and mu */
+void pw_tell(rd2h_pw *); /* what was asked for; with the role and mu */
 /* prefill_meta.c */
 int pw_make_meta(rd2h_pw *, uint64_t reader, struct rd2h_error *); /* into w->meta; reader 0: none in particular */
 #endif

@@ -8,6 +8,7 @@
 #include <stdarg.h>
 #include <cmocka.h>
 #include <limits.h>
+#include <stdio.h>
 
 static void gate_counts_batches(void **state) {
   (void)state;
@@ -208,10 +209,73 @@ static void dump_is_bounded(void **state) {
   assert_int_equal(wakes, 1);
   assert_true(rd2h_dump_wanted(&d));
   rd2h_buf_line(&d.text, "late %s", "but\nhere");
-  rd2h_dump_made(&d);
+  rd2h_ask_made(&d.ask);
   assert_false(rd2h_dump_wanted(&d));
   assert_memory_equal(d.text.p, "late but here\n", d.text.len);
   rd2h_dump_free(&d);
+}
+
+/* ---- rows of peers ---- */
+static void rows_of_waits_are_those_longest(void **state) {
+  (void)state;
+  struct rd2h_peers_view v = {0};
+  struct rd2h_peers p;
+  pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
+  int wakes = 0;
+  char name[100];
+  uint64_t now = rd2h_now_ns();
+  assert_int_equal(rd2h_ask_init(&v.ask), RD2H_OK);
+  assert_false(rd2h_peers_wanted(&v));
+  assert_int_equal(rd2h_peers_ask(&v, &mu, count_wake, &wakes, 0, &p), RD2H_TIMEOUT);
+  assert_int_equal(p.n_waits + p.n_transports + p.connected + p.awaited, 0);
+  assert_true(rd2h_peers_wanted(&v));
+  for (uint32_t i = 0; i < 20; i++) { /* 7 i mod 20: every number once, in no order */
+    snprintf(name, sizeof name, "peer-%u", i * 7 % 20);
+    rd2h_peers_awaited(&v, name, i + 1, now - (i * 7 % 20) * 1000 * RD2H_MS);
+  }
+  rd2h_ask_made(&v.ask);
+  rd2h_peers_ask(&v, &mu, count_wake, &wakes, 0, &p);
+  assert_int_equal(p.n_waits, RD2H_PEERS_ROWS);
+  assert_int_equal(p.awaited, 20);
+  for (uint32_t i = 0; i < RD2H_PEERS_ROWS; i++) {
+    snprintf(name, sizeof name, "peer-%u", 19 - i);
+    assert_string_equal(p.wait[i].peer, name);
+    assert_int_equal(p.wait[i].wait_ms / 1000, 19 - i);
+    assert_int_equal((p.wait[i].waiting - 1) * 7 % 20, 19 - i);
+  }
+  assert_true(rd2h_peers_wanted(&v)); /* what was said once is not said again */
+  rd2h_ask_made(&v.ask);
+  rd2h_peers_ask(&v, &mu, count_wake, &wakes, 0, &p);
+  assert_int_equal(p.n_waits + p.awaited, 0);
+  assert_int_equal(wakes, 3);
+  rd2h_ask_free(&v.ask);
+}
+
+static void rows_of_transports_have_a_last_one(void **state) {
+  (void)state;
+  struct rd2h_peers_view v = {0};
+  struct rd2h_peers *p = &v.rows;
+  char way[200];
+  memset(way, 'x', sizeof way - 1);
+  way[sizeof way - 1] = 0;
+  for (int twice = 0; twice < 2; twice++) {
+    rd2h_peers_connected(&v, "ucx", way);
+    rd2h_peers_connected(&v, "tcp", "");
+  }
+  assert_int_equal(p->n_transports, 2);
+  assert_int_equal(p->transport[0].peers, 2);
+  assert_int_equal(strlen(p->transport[0].way), sizeof p->transport[0].way - 1);
+  assert_string_equal(p->transport[1].engine, "tcp");
+  for (int i = 0; i < 20; i++) {
+    snprintf(way, sizeof way, "device %d", i);
+    rd2h_peers_connected(&v, "ucx", way);
+  }
+  assert_int_equal(p->n_transports, RD2H_PEERS_ROWS);
+  assert_int_equal(p->connected, 24);
+  assert_string_equal(p->transport[RD2H_PEERS_ROWS - 2].way, "device 4");
+  assert_string_equal(p->transport[RD2H_PEERS_ROWS - 1].engine, "other");
+  assert_string_equal(p->transport[RD2H_PEERS_ROWS - 1].way, "");
+  assert_int_equal(p->transport[RD2H_PEERS_ROWS - 1].peers, 15);
 }
 
 int main(void) {
@@ -219,7 +283,8 @@ int main(void) {
       cmocka_unit_test(gate_counts_batches),    cmocka_unit_test(gate_waits_with_a_bound),
       cmocka_unit_test(pool_moves_messages),    cmocka_unit_test(pool_reuses_and_limits),
       cmocka_unit_test(pool_takes_one_large_message), cmocka_unit_test(timeouts_round_up),
-      cmocka_unit_test(dump_is_bounded),
+      cmocka_unit_test(dump_is_bounded),        cmocka_unit_test(rows_of_waits_are_those_longest),
+      cmocka_unit_test(rows_of_transports_have_a_last_one),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

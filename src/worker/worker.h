@@ -6,6 +6,7 @@
  * and checked. No process may fork and go on using a worker in the child: neither its thread nor its sockets exist there. */
 #include "base/base.h"
 #include <rd2h/decode.h>
+#include <rd2h/peers.h>
 #include <rd2h/prefill.h>
 
 /* Keys of the control channel, as the options have them: lists are texts, their entries parted by blanks or commas. Both checks: OK, or
@@ -25,6 +26,7 @@ int rd2h_dw_fd(const rd2h_dw *);
 void rd2h_dw_stats(rd2h_dw *, struct rd2h_decode_stats *);
 int rd2h_dw_drain(rd2h_dw *, uint32_t timeout_ms);
 size_t rd2h_dw_dump(rd2h_dw *, char *out, size_t cap);
+int rd2h_dw_peers(rd2h_dw *, uint32_t timeout_ms, struct rd2h_peers *);
 
 typedef struct rd2h_pw rd2h_pw;
 int rd2h_pw_create(const struct rd2h_prefill_opts *, rd2h_pw **, struct rd2h_error *);
@@ -38,4 +40,5 @@ int rd2h_pw_fd(const rd2h_pw *);
 void rd2h_pw_stats(rd2h_pw *, struct rd2h_prefill_stats *);
 int rd2h_pw_drain(rd2h_pw *, uint32_t timeout_ms);
 size_t rd2h_pw_dump(rd2h_pw *, char *out, size_t cap);
+int rd2h_pw_peers(rd2h_pw *, uint32_t timeout_ms, struct rd2h_peers *);
 #endif

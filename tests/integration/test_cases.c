@@ -150,7 +150,7 @@ static void L14_early_ready_is_parked(void **state) {
   do
     rd2h_decode_dump(x.d, text, sizeof text);
   while (!strstr(text, "6 messages parked"));
-  assert_non_null(strstr(text, " by local): ready"));
+  assert_non_null(strstr(text, " by local, process_vm_readv): ready"));
   rig_install(x.d, &r);
   assert_int_equal(rig_outcome(x.d, "early", NULL), RD2H_OK);
   rig_expect(&x.dst, &r, 4);

@@ -88,7 +88,10 @@ static pthread_barrier_t all_ask;
 static void *ask(void *decode) {
   char text[256];
   pthread_barrier_wait(&all_ask);
+  struct rd2h_peers peers;
+  rd2h_decode_peers(decode, 0, &peers);
   rd2h_decode_dump(decode, text, sizeof text);
+  RIG_CHECK(rd2h_decode_peers(decode, RIG_WAIT_MS, &peers) == RD2H_OK);
   return NULL;
 }
 
@@ -114,6 +117,36 @@ static void asking_keeps_nobody_awake(void **state) {
   pthread_barrier_destroy(&all_ask);
   rd2h_decode_destroy(d);
   rig_side_close(&dst);
+}
+
+/* One Prefill rank waits for an answer, of which Decode waits for a request that it has begun and one that nobody has. */
+static void rows_of_both(rd2h_prefill *p, rd2h_decode *d) {
+  struct rd2h_peers peers;
+  struct rig_request r;
+  char port[8];
+  rig_request(&r, "early", 4, 0, 8);
+  rig_install(d, &r);
+  assert_int_equal(rd2h_decode_peers(d, RIG_WAIT_MS, &peers), RD2H_OK);
+  assert_int_equal(peers.n_transports, 1);
+  assert_string_equal(peers.transport[0].engine, "noop");
+  assert_string_equal(peers.transport[0].way, "");
+  assert_int_equal(peers.transport[0].peers, 1);
+  assert_int_equal(peers.connected, 1);
+  assert_int_equal(peers.n_waits, 2);
+  assert_int_equal(peers.awaited, 2);
+  shows(peers.wait[0].peer, "127.0.0.1:"); /* which was installed earlier */
+  assert_string_equal(peers.wait[1].peer, "");
+  assert_true(peers.wait[0].waiting == 1 && peers.wait[1].waiting == 1);
+  assert_true(peers.wait[0].wait_ms < RIG_WAIT_MS);
+  assert_int_equal(rd2h_decode_abort(d, "early"), RD2H_OK);
+  assert_int_equal(rig_outcome(d, "early", NULL), RD2H_ABORTED);
+  assert_int_equal(rd2h_prefill_peers(p, RIG_WAIT_MS, &peers), RD2H_OK);
+  assert_int_equal(peers.n_transports, 0);
+  assert_int_equal(peers.connected, 1);
+  assert_int_equal(peers.n_waits, 1);
+  snprintf(port, sizeof port, ":%u", rd2h_decode_port(d));
+  shows(peers.wait[0].peer, port);
+  assert_int_equal(peers.wait[0].waiting, 1);
 }
 
 /* What waits for whom can be asked for while it waits. */
@@ -145,6 +178,7 @@ static void state_of_both(void **state) {
   while (!strstr(text, "is read"));
   shows(text, "request stuck (stuck): is received");
   shows(text, "1 reads open, 0 of 1 contributors done, 4 main and 4 indexer blocks");
+  rows_of_both(p, d);
   assert_int_equal(rd2h_decode_abort(d, "stuck"), RD2H_OK);
   do
     rd2h_decode_dump(d, text, sizeof text);
@@ -153,6 +187,9 @@ static void state_of_both(void **state) {
   assert_int_equal(ds.quarantined, 1);
   assert_int_equal(ds.quarantined_blocks, 8);
   assert_int_equal(ds.oldest_wait_ms, 0);
+  struct rd2h_peers peers;
+  assert_int_equal(rd2h_decode_peers(d, RIG_WAIT_MS, &peers), RD2H_OK);
+  assert_int_equal(peers.awaited, 0);
   size_t n = rd2h_prefill_dump(p, text, sizeof text);
   assert_int_equal(n, strlen(text));
   shows(text, "prefill rank 0 of 1, stage 0 of 1");
