@@ -9,6 +9,7 @@
 #define IDLE_SPINS 64      /* empty calls before it sleeps while gets are under way */
 #define LOOK_MS 50         /* how late a time-out may be seen */
 #define EVENTS_A_CALL 16
+#define STOP_NS (5000 * RD2H_MS) /* an engine that closes waits so long for endpoints of peers that have left */
 
 void rd2h_ucx_wake(rd2h_engine *e) {
   atomic_store(&e->attention, true);
@@ -29,11 +30,10 @@ int rd2h_ucx_order(rd2h_engine *e, int (*run)(rd2h_engine *, void *, struct rd2h
   return o.rc;
 }
 
-/* False: the engine closes. */
-static bool take_work(rd2h_engine *e) {
+static void take_work(rd2h_engine *e) {
   struct ucx_list got;
   if (!atomic_load(&e->attention))
-    return true;
+    return;
   pthread_mutex_lock(&e->lock);
   atomic_store(&e->attention, false);
   struct ucx_order *o = e->order;
@@ -47,16 +47,15 @@ static bool take_work(rd2h_engine *e) {
   }
   got = e->submitted;
   e->submitted = (struct ucx_list){0};
-  bool stop = e->stop;
+  e->stopping = e->stop;
   pthread_mutex_unlock(&e->lock);
   for (struct ucx_slot *s; (s = rd2h_ucx_list_pop(&got));)
     rd2h_ucx_begin(e, s);
-  return !stop;
 }
 
 static void look_for_failures(rd2h_engine *e) {
   for (rd2h_peer *p = e->peers; p; p = p->next)
-    if (p->failure && !p->lost)
+    if (p->failure && !p->lost && !p->leaving)
       rd2h_ucx_peer_lose(e, p, e->ucx->status_text((ucx_status)p->failure));
 }
 
@@ -65,10 +64,13 @@ static bool advance(rd2h_engine *e) {
   for (rd2h_peer **at = &e->busy; *at;) {
     rd2h_peer *p = *at;
     p->busy = rd2h_ucx_advance(e, p);
-    if (p->busy)
+    if (p->busy) {
       at = &p->next_busy;
-    else
-      *at = p->next_busy;
+      continue;
+    }
+    *at = p->next_busy;
+    if (p->leaving)
+      rd2h_ucx_peer_free(e, p);
   }
   return e->busy;
 }
@@ -114,15 +116,19 @@ static void nap(rd2h_engine *e, bool busy) {
 
 static void *loop(void *arg) {
   rd2h_engine *e = arg;
+  uint64_t stop_by = 0;
   int idle = 0;
-  while (take_work(e)) {
+  for (;;) {
+    take_work(e);
+    stop_by = stop_by || !e->stopping ? stop_by : rd2h_now_ns() + STOP_NS;
+    if (stop_by && (!e->peers || rd2h_now_ns() > stop_by))
+      return NULL;
     look_for_failures(e);
     bool busy = advance(e);
     idle = progress(e) ? 0 : idle + 1;
     if (idle > (busy ? IDLE_SPINS : 0))
       nap(e, busy);
   }
-  return NULL;
 }
 
 int rd2h_ucx_loop_start(rd2h_engine *e, struct rd2h_error *err) {

@@ -8,7 +8,6 @@
 
 #define TRANSPORTS_MAX 16u
 #define DRAIN_NS (200 * RD2H_MS) /* a healthy peer's gets under way end long before */
-#define CLOSE_NS (5000 * RD2H_MS)
 
 bool rd2h_ucx_peer_died(const rd2h_peer *p) {
   struct pollfd fd = {.fd = p->pidfd, .events = POLLIN};
@@ -23,18 +22,16 @@ static void on_failure(void *arg, void *ep, ucx_status st) {
   atomic_store(&p->e->attention, true);
 }
 
+/* By force: UCX ends what is under way once its transport can no longer write, and then the endpoint. The thread looks after it. */
 static void close_endpoint(rd2h_engine *e, rd2h_peer *p) {
   const struct ucx_request_param force = {.mask = UCX_OP_FLAGS, .flags = UCX_CLOSE_FORCE};
   if (!p->ep)
     return;
   void *request = e->ucx->ep_close_nbx(p->ep, &force);
   p->ep = NULL;
-  if (!request || UCX_FAILED(request))
-    return;
-  const uint64_t until = rd2h_now_ns() + CLOSE_NS;
-  while (e->ucx->request_check_status(request) == UCX_INPROGRESS && rd2h_now_ns() < until)
-    e->ucx->worker_progress(e->worker);
-  e->ucx->request_free(request);
+  p->closing = request && !UCX_FAILED(request) ? request : NULL;
+  p->closed_ns = rd2h_now_ns();
+  rd2h_ucx_busy(e, p);
 }
 
 static void unwatch(rd2h_engine *e, rd2h_peer *p) {
@@ -45,13 +42,17 @@ static void unwatch(rd2h_engine *e, rd2h_peer *p) {
   p->pidfd = -1;
 }
 
-static void free_peer(rd2h_engine *e, rd2h_peer *p) {
+void rd2h_ucx_peer_free(rd2h_engine *e, rd2h_peer *p) {
+  rd2h_peer **at;
+  for (at = &e->peers; *at && *at != p; at = &(*at)->next)
+    ;
+  if (*at)
+    *at = p->next;
   for (uint32_t i = 0; p->rkey && i < p->n; i++)
     if (p->rkey[i])
       e->ucx->rkey_destroy(p->rkey[i]);
   if (p->trial.rkey)
     e->ucx->rkey_destroy(p->trial.rkey);
-  close_endpoint(e, p);
   unwatch(e, p);
   rd2h_free(p->rkey);
   rd2h_free(p->key);
@@ -171,34 +172,25 @@ int rd2h_ucx_peer_connect(rd2h_engine *e, void *connect, struct rd2h_error *err)
   snprintf(p->name, sizeof p->name, "%.*s", c->session.len < sizeof p->name ? (int)c->session.len : (int)sizeof p->name - 1,
            (const char *)c->session.p);
   int rc = make(e, c, p, err);
-  if (rc) {
-    free_peer(e, p);
-    return rc;
-  }
+  p->leaving = rc != RD2H_OK;
   p->next = e->peers;
   e->peers = p;
   c->peer = p;
   rd2h_ucx_busy(e, p);
-  return RD2H_OK;
+  return rc;
 }
 
 /* ---- disconnect ---- */
-/* Gets under way end by themselves, or with their endpoint; false: UCX did not end them. */
-static bool drain(rd2h_engine *e, rd2h_peer *p) {
-  uint64_t begin = rd2h_now_ns(), now = begin;
-  for (; p->open && now - begin < CLOSE_NS; now = rd2h_now_ns()) {
-    if (p->lost || p->failure || now - begin > DRAIN_NS)
-      close_endpoint(e, p);
-    e->ucx->worker_progress(e->worker);
-  }
-  return !p->open;
+static bool of_peer(const struct ucx_slot *s, const rd2h_peer *p) {
+  return s->peer == p && !s->open;
 }
 
+/* Reads of it that UCX cannot write for any more. The lock is held. */
 static void drop_slots(rd2h_engine *e, struct ucx_list *l, const rd2h_peer *p) {
   struct ucx_list all = *l;
   *l = (struct ucx_list){0};
   for (struct ucx_slot *s; (s = rd2h_ucx_list_pop(&all));) {
-    if (s->peer != p) {
+    if (!of_peer(s, p)) {
       rd2h_ucx_list_push(l, s);
       continue;
     }
@@ -208,14 +200,15 @@ static void drop_slots(rd2h_engine *e, struct ucx_list *l, const rd2h_peer *p) {
   }
 }
 
-/* Nothing of it is begun, ended or told any more. */
-static void withdraw(rd2h_engine *e, rd2h_peer *p) {
-  rd2h_peer **at;
-  for (at = &e->busy; p->busy && *at != p; at = &(*at)->next_busy)
-    ;
-  if (p->busy)
-    *at = p->next_busy;
-  p->busy = false;
+/* From here on nothing of it is begun, ended or told. */
+int rd2h_ucx_peer_leave(rd2h_engine *e, void *leave, struct rd2h_error *err) {
+  struct ucx_leave *l = leave;
+  rd2h_peer *p = l->peer, **at;
+  (void)err;
+  p->leaving = true;
+  p->left_ns = rd2h_now_ns();
+  p->fenced = &l->fenced;
+  rd2h_ucx_busy(e, p);
   pthread_mutex_lock(&e->lock);
   for (at = &e->down; *at && *at != p; at = &(*at)->next_down)
     ;
@@ -225,30 +218,35 @@ static void withdraw(rd2h_engine *e, rd2h_peer *p) {
   drop_slots(e, &e->done, p);
   rd2h_ucx_signal(e);
   pthread_mutex_unlock(&e->lock);
+  return RD2H_OK;
 }
 
-static void forget(rd2h_engine *e, rd2h_peer *p) {
-  rd2h_peer **at;
-  for (at = &e->peers; *at != p; at = &(*at)->next)
-    ;
-  *at = p->next;
+/* Gets under way end by themselves, or with their endpoint. Only when none of a read is left its memory is the caller's again. */
+static void leave_on(rd2h_engine *e, rd2h_peer *p) {
+  if (!p->open || p->lost || p->failure || e->now > p->left_ns + DRAIN_NS)
+    close_endpoint(e, p);
   pthread_mutex_lock(&e->lock);
   drop_slots(e, &p->queue, p);
+  if (p->fenced && !p->queue.head) {
+    *p->fenced = true;
+    p->fenced = NULL;
+    pthread_cond_broadcast(&e->ordered);
+  }
   pthread_mutex_unlock(&e->lock);
 }
 
-int rd2h_ucx_peer_disconnect(rd2h_engine *e, void *peer, struct rd2h_error *err) {
-  rd2h_peer *p = peer;
-  (void)err;
-  bool drained = drain(e, p);
-  withdraw(e, p);
-  if (!drained) { /* what UCX may still write to stays allocated: the peer and its reads are left as they are */
-    RD2H_ERR("engine ucx: UCX %s did not end %u gets of %s within %llu ms of closing the connection; what they read into may "
-             "still be written to", rd2h_ucx_version(), p->open, p->name, (unsigned long long)(CLOSE_NS / RD2H_MS));
-    p->lost = true;
-    return RD2H_INTERNAL;
+bool rd2h_ucx_peer_ending(rd2h_engine *e, rd2h_peer *p) {
+  if (p->leaving)
+    leave_on(e, p);
+  if (p->closing && e->ucx->request_check_status(p->closing) != UCX_INPROGRESS) {
+    e->ucx->request_free(p->closing);
+    p->closing = NULL;
   }
-  forget(e, p);
-  free_peer(e, p);
-  return RD2H_OK;
+  if (p->queue.head && p->open && p->closed_ns && !p->deaf && e->now > p->closed_ns + e->deaf_ns) {
+    p->deaf = true;
+    RD2H_ERR("engine ucx: UCX %s has not ended %u gets of %s, whose connection was closed %llu ms ago: their requests end when they "
+             "do, what they read into cannot be given back before", rd2h_ucx_version(), p->open, p->name,
+             (unsigned long long)((e->now - p->closed_ns) / RD2H_MS));
+  }
+  return p->closing || (p->leaving && (p->ep || p->open));
 }

@@ -242,11 +242,13 @@ static void sweep(rd2h_engine *e, rd2h_peer *p) {
 }
 
 bool rd2h_ucx_advance(rd2h_engine *e, rd2h_peer *p) {
+  if (p->leaving)
+    return rd2h_ucx_peer_ending(e, p);
   rd2h_ucx_trial_check(e, p);
   post(e, p);
   if (p->failure && !p->lost)
     rd2h_ucx_peer_lose(e, p, e->ucx->status_text((ucx_status)p->failure));
   check(e, p);
   sweep(e, p);
-  return p->queue.head || (p->trial.on && !p->lost);
+  return rd2h_ucx_peer_ending(e, p) || p->queue.head || (p->trial.on && !p->lost);
 }

@@ -24,10 +24,23 @@
 #define WAIT_MS 20000
 #define SEED_AT 56
 
+/* Engines are opened as ever, and the latest is at hand. */
+static rd2h_engine *latest;
+
+static int open_and_keep(const struct rd2h_host *host, const struct rd2h_engine_opts *o, rd2h_engine **out, struct rd2h_engine_caps *caps,
+                         struct rd2h_error *err) {
+  int rc = rd2h_engine_ucx.open(host, o, out, caps, err);
+  latest = rc ? NULL : *out;
+  return rc;
+}
+
 static int open_with(const char *const *options, bool prefill, uint64_t timeout_ms, rd2h_eng **e, struct rd2h_error *err) {
   const struct rd2h_engine_opts o = {.size = sizeof o, .prefill = prefill, .host = "127.0.0.1", .options = options,
                                      .read_timeout_ns = timeout_ms * RD2H_MS};
-  return rd2h_eng_open("ucx", &o, e, err);
+  static struct rd2h_engine_ops ops;
+  ops = rd2h_engine_ucx;
+  ops.open = open_and_keep;
+  return rd2h_eng_open_ops(&ops, &o, e, err);
 }
 
 /* ---- options ---- */
@@ -168,6 +181,7 @@ struct pair {
   struct rd2h_batch batch;
   void *local;
   uint64_t remote, len;
+  atomic_bool gone; /* disconnect has returned */
 };
 
 static void prefill(int fd, const char *const *options) {
@@ -196,7 +210,7 @@ static void pair_connect(struct pair *x, bool foretell_wrong) {
 }
 
 /* False: there is no UCX. */
-static bool pair_open(struct pair *x, const char *const *options, uint64_t timeout_ms) {
+static bool source_open(struct pair *x, const char *const *options) {
   int fd[2];
   assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fd), 0);
   *x = (struct pair){.pid = fork(), .memory = calloc(1, BYTES)};
@@ -211,6 +225,18 @@ static bool pair_open(struct pair *x, const char *const *options, uint64_t timeo
   }
   x->blob = (struct rd2h_blob){x->conn, (uint32_t)read(fd[0], x->conn, sizeof x->conn)};
   close(fd[0]);
+  return true;
+}
+
+static void source_close(struct pair *x) {
+  kill(x->pid, SIGKILL);
+  waitpid(x->pid, NULL, 0);
+  free(x->memory);
+}
+
+static bool pair_open(struct pair *x, const char *const *options, uint64_t timeout_ms) {
+  if (!source_open(x, options))
+    return false;
   assert_int_equal(open_with(options, false, timeout_ms, &x->eng, NULL), RD2H_OK);
   pair_connect(x, false);
   return true;
@@ -219,9 +245,7 @@ static bool pair_open(struct pair *x, const char *const *options, uint64_t timeo
 static void pair_close(struct pair *x) {
   rd2h_eng_disconnect(x->eng, x->peer);
   rd2h_eng_close(x->eng);
-  kill(x->pid, SIGKILL);
-  waitpid(x->pid, NULL, 0);
-  free(x->memory);
+  source_close(x);
 }
 
 static void submit_some(struct pair *x, uint64_t remote, uint64_t len, const uint32_t *region) {
@@ -297,6 +321,130 @@ static void a_peer_that_stands_still(void **state) {
   assert_int_equal(c.status, RD2H_TIMEOUT);
   assert_non_null(strstr(rd2h_eng_last_error(x.eng, 5), "3000 ms"));
   pair_close(&x);
+}
+
+/* A UCX that does not end the first endpoint before `may_close`, as a transport would that does not let go of its memory. */
+static struct {
+  struct ucx_api api;
+  const struct ucx_api *real;
+  void *ep, *request;
+  struct ucx_request_param how;
+  bool taken;
+  atomic_bool may_close;
+} held;
+
+static void *close_held(void *ep, const struct ucx_request_param *how) {
+  if (held.taken)
+    return held.real->ep_close_nbx(ep, how);
+  held.taken = true;
+  held.ep = ep;
+  held.how = *how;
+  return &held;
+}
+
+static ucx_status check_held(void *request) {
+  if (request != &held)
+    return held.real->request_check_status(request);
+  if (!atomic_load(&held.may_close))
+    return UCX_INPROGRESS;
+  if (held.ep)
+    held.request = held.real->ep_close_nbx(held.ep, &held.how);
+  held.ep = NULL;
+  return held.request ? held.real->request_check_status(held.request) : UCX_OK;
+}
+
+static void free_held(void *request) {
+  request = request == &held ? held.request : request;
+  if (request)
+    held.real->request_free(request);
+}
+
+static void hold_closing(rd2h_engine *e) {
+  held.real = e->ucx;
+  held.api = *e->ucx;
+  held.api.ep_close_nbx = close_held;
+  held.api.request_check_status = check_held;
+  held.api.request_free = free_held;
+  held.ep = held.request = NULL;
+  held.taken = false;
+  atomic_store(&held.may_close, false);
+  e->ucx = &held.api;
+  e->deaf_ns = 500 * RD2H_MS;
+}
+
+static void *disconnect_main(void *pair) {
+  struct pair *x = pair;
+  rd2h_eng_disconnect(x->eng, x->peer);
+  atomic_store(&x->gone, true);
+  return NULL;
+}
+
+static void wait_heard(void) {
+  const uint64_t until = rd2h_now_ns() + WAIT_MS * RD2H_MS;
+  bool yes = false;
+  while (!yes) {
+    assert_true(rd2h_now_ns() < until);
+    poll(NULL, 0, 20);
+    pthread_mutex_lock(&heard.lock);
+    yes = *heard.line;
+    pthread_mutex_unlock(&heard.lock);
+  }
+}
+
+/* Nobody gets back what may still be written to: the read stays open and an error says so, while another peer is served. */
+static void a_read_that_ucx_does_not_end(void **state) {
+  static const char *const options[] = {"tls=tcp", NULL};
+  struct rd2h_completion c;
+  struct pair x, other;
+  (void)state;
+  if (!source_open(&other, options)) /* before there is an engine here: UCX does not bear being forked */
+    skip();
+  assert_true(pair_open(&x, options, 1000));
+  hold_closing(latest);
+  assert_int_equal(read_some(&x, x.base, 64, NULL).status, RD2H_OK);
+  listen_for("has not ended");
+  stop_peer(&x);
+  submit_some(&x, x.base, BYTES, NULL);
+  wait_heard();
+  expect_heard(RD2H_LOG_ERROR, "cannot be given back");
+  assert_int_equal(rd2h_eng_poll(x.eng, &c, 1), 0);
+  other.eng = x.eng;
+  pair_connect(&other, false);
+  assert_int_equal(read_some(&other, other.base, BYTES, NULL).status, RD2H_OK);
+  rd2h_eng_disconnect(x.eng, other.peer);
+  atomic_store(&held.may_close, true);
+  c = completion_of(&x);
+  assert_int_equal(c.status, RD2H_TIMEOUT);
+  kill(x.pid, SIGCONT);
+  source_close(&other);
+  pair_close(&x);
+}
+
+/* The fence holds as long as UCX may write, and not longer. */
+static void a_fence_that_ucx_holds_up(void **state) {
+  static const char *const options[] = {"tls=tcp", NULL};
+  pthread_t thread;
+  struct pair x;
+  (void)state;
+  if (!pair_open(&x, options, 0))
+    skip();
+  hold_closing(latest);
+  assert_int_equal(read_some(&x, x.base, 64, NULL).status, RD2H_OK);
+  listen_for("has not ended");
+  stop_peer(&x);
+  memset(x.memory, 0, BYTES);
+  submit_some(&x, x.base, BYTES, NULL);
+  assert_int_equal(pthread_create(&thread, NULL, disconnect_main, &x), 0);
+  wait_heard();
+  assert_false(atomic_load(&x.gone));
+  kill(x.pid, SIGCONT); /* now it lands, late */
+  while (!atomic_load(&x.gone))
+    poll(NULL, 0, 20);
+  pthread_join(thread, NULL);
+  assert_int_equal(x.memory[BYTES - 1], 0x5A);
+  atomic_store(&held.may_close, true);
+  rd2h_eng_close(x.eng);
+  source_close(&x);
 }
 
 /* A bit of what is read is wrong. */
@@ -392,7 +540,8 @@ int main(void) {
     cmocka_unit_test(each_field_is_checked),      cmocka_unit_test(ranges_are_checked_here),
     cmocka_unit_test(a_peer_that_stands_still),   cmocka_unit_test(T04_wrong_bytes_end_the_peer),
     cmocka_unit_test(T04_reads_wait_for_the_pattern), cmocka_unit_test(T04_the_log_names_transport_and_device),
-    cmocka_unit_test(T08_tcp_is_warned_of),
+    cmocka_unit_test(T08_tcp_is_warned_of),       cmocka_unit_test(a_read_that_ucx_does_not_end),
+    cmocka_unit_test(a_fence_that_ucx_holds_up),
   };
   rd2h_log_set(on_line, NULL, RD2H_LOG_INFO);
   return cmocka_run_group_tests_name("ucx", tests, NULL, NULL);

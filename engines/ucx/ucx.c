@@ -192,11 +192,10 @@ static void close_pattern(rd2h_engine *e) {
   rd2h_free(p);
 }
 
+/* All peers are disconnected: no read can land any more. */
 static void ucx_close(rd2h_engine *e) {
-  while (e->peers && !rd2h_ucx_order(e, rd2h_ucx_peer_disconnect, e->peers, NULL))
-    ;
-  bool stuck = e->peers; /* gets that UCX did not end may still write to its memory: it is left standing */
   rd2h_ucx_loop_stop(e);
+  bool stuck = e->peers; /* endpoints that UCX did not end may still write to the peer's own memory: all of it is left standing */
   for (uint32_t i = 0; e->region && i < e->n_regions && !stuck; i++)
     take_back(e, &e->region[i], NULL);
   if (e->pattern.len)
@@ -212,8 +211,10 @@ static void ucx_close(rd2h_engine *e) {
   pthread_cond_destroy(&e->ordered);
   pthread_mutex_destroy(&e->lock);
   rd2h_free(e->region);
-  if (stuck)
+  if (stuck) {
+    RD2H_WARN("engine ucx: UCX %s did not end the connection to %s: its memory is left as it is", rd2h_ucx_version(), e->peers->name);
     return;
+  }
   rd2h_free(e->get);
   rd2h_free(e->errors);
   rd2h_free(e->slot);
@@ -237,7 +238,7 @@ static int ucx_open(const struct rd2h_host *host, const struct rd2h_engine_opts 
   if (!e)
     return rd2h_nomem(err, "engine ucx");
   *e = (rd2h_engine){.prefill = o->prefill, .require_rdma = own.require_rdma, .epoll = -1, .wake = -1, .ready = -1, .worker_fd = -1,
-                     .timeout = o->read_timeout_ns ? o->read_timeout_ns : UCX_TIMEOUT_NS};
+                     .timeout = o->read_timeout_ns ? o->read_timeout_ns : UCX_TIMEOUT_NS, .deaf_ns = UCX_DEAF_NS};
   e->down_tail = &e->down;
   pthread_mutex_init(&e->lock, NULL);
   pthread_cond_init(&e->ordered, NULL);
@@ -353,8 +354,14 @@ static int ucx_connect(rd2h_engine *e, struct rd2h_blob session, struct rd2h_blo
   return rc;
 }
 
+/* Other peers are served while it waits; how long UCX takes to end what is under way is UCX's affair. */
 static void ucx_disconnect(rd2h_engine *e, rd2h_peer *p) {
-  rd2h_ucx_order(e, rd2h_ucx_peer_disconnect, p, NULL);
+  struct ucx_leave l = {.peer = p};
+  rd2h_ucx_order(e, rd2h_ucx_peer_leave, &l, NULL);
+  pthread_mutex_lock(&e->lock);
+  while (!l.fenced)
+    pthread_cond_wait(&e->ordered, &e->lock);
+  pthread_mutex_unlock(&e->lock);
 }
 
 static int ucx_submit(rd2h_engine *e, rd2h_peer *p, const struct rd2h_batch *b) {

@@ -21,6 +21,7 @@
 #define UCX_CONN_MAX (1u << 20)
 #define UCX_PATTERN 4096u     /* bytes that a connection is tried with */
 #define UCX_TIMEOUT_NS (31000 * RD2H_MS) /* where the options name none */
+#define UCX_DEAF_NS (10000 * RD2H_MS) /* gets that UCX does not end are told of after this */
 
 /* ---- load.c: the library, once a process ---- */
 /* path NULL: RD2H_UCX_LIBRARY, then libucp.so.0 of the loader. UNSUPPORTED: not there, too old, or not what is needed. */
@@ -113,8 +114,13 @@ struct rd2h_peer {
   struct ucx_list queue; /* reads of it that have not ended, in order */
   uint32_t open;       /* gets under way */
   uint64_t open_bytes, landed_ns;
-  bool busy;           /* on the list of those with a queue */
+  bool busy;           /* on the list of those that the thread looks after */
   bool lost;
+  bool leaving;        /* disconnected: freed once nothing of it is under way */
+  bool deaf;           /* has been told of */
+  void *closing;       /* UCX's request while the endpoint ends */
+  uint64_t left_ns, closed_ns; /* since when it leaves; since when the endpoint ends */
+  bool *fenced;        /* of the caller that waits until no read can land any more; set under the lock */
   int failure;         /* what UCX's error handler was given */
   uint32_t taken;      /* slots; guarded by the lock */
   bool told;           /* down, to be told or told; guarded by the lock */
@@ -134,7 +140,7 @@ struct rd2h_engine {
   void *context, *worker;
   int worker_fd, epoll, wake, ready; /* ready: fd() of the engine */
   bool prefill, require_rdma, ready_set;
-  uint64_t timeout;
+  uint64_t timeout, deaf_ns;
   struct ucx_process self;
   pthread_t thread;
   bool started;
@@ -144,6 +150,7 @@ struct rd2h_engine {
   struct ucx_get *free_gets;
   uint32_t n_free;
   uint64_t now;              /* of the turn under way */
+  bool stopping;
   struct ucx_region *region; /* UCX_REGIONS_MAX */
   uint32_t n_regions, hint;
   bool warned;               /* that there is no RDMA */
@@ -165,6 +172,7 @@ struct rd2h_engine {
 
 /* ---- loop.c ---- */
 int rd2h_ucx_loop_start(rd2h_engine *, struct rd2h_error *);
+/* Waits for peers that leave, but not for ever: those that are left in the list UCX did not let go. */
 void rd2h_ucx_loop_stop(rd2h_engine *);
 int rd2h_ucx_order(rd2h_engine *, int (*run)(rd2h_engine *, void *, struct rd2h_error *), void *arg, struct rd2h_error *);
 void rd2h_ucx_wake(rd2h_engine *); /* with the lock held */
@@ -177,7 +185,14 @@ struct ucx_connect {
   rd2h_peer *peer; /* result */
 };
 int rd2h_ucx_peer_connect(rd2h_engine *, void *connect, struct rd2h_error *);
-int rd2h_ucx_peer_disconnect(rd2h_engine *, void *peer, struct rd2h_error *);
+struct ucx_leave {
+  rd2h_peer *peer;
+  bool fenced; /* result: set later, when none of its reads can land any more; ordered tells */
+};
+int rd2h_ucx_peer_leave(rd2h_engine *, void *leave, struct rd2h_error *);
+/* Looks after one whose endpoint ends, or that leaves; false: nothing of it is under way any more. */
+bool rd2h_ucx_peer_ending(rd2h_engine *, rd2h_peer *);
+void rd2h_ucx_peer_free(rd2h_engine *, rd2h_peer *); /* one that has left, or was never connected */
 /* The connection ends: what is queued fails with the status, and a peer event says so. */
 void rd2h_ucx_peer_lose(rd2h_engine *, rd2h_peer *, const char *why);
 bool rd2h_ucx_peer_died(const rd2h_peer *); /* its process, seen from this host, has ended */
@@ -194,8 +209,8 @@ bool rd2h_ucx_peer_is_gone(ucx_status); /* what a get says when its peer is lost
 void rd2h_ucx_list_push(struct ucx_list *, struct ucx_slot *);
 struct ucx_slot *rd2h_ucx_list_pop(struct ucx_list *);
 void rd2h_ucx_begin(rd2h_engine *, struct ucx_slot *);
-void rd2h_ucx_busy(rd2h_engine *, rd2h_peer *); /* it is advanced until nothing is left of it */
-/* Posts what may be under way, ends what has ended; false: nothing is left of this peer. */
+void rd2h_ucx_busy(rd2h_engine *, rd2h_peer *); /* it is advanced until there is nothing left to do */
+/* Posts what may be under way, ends what has ended; false: nothing is left to do for this peer. */
 bool rd2h_ucx_advance(rd2h_engine *, rd2h_peer *);
 void rd2h_ucx_signal(rd2h_engine *); /* with the lock held: fd() follows the lists */
 
