@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rd2h import core
+from rd2h import _vllm_peers, core
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 from vllm.v1.metrics.utils import create_metric_per_engine
 
@@ -46,19 +46,25 @@ GAUGES = frozenset(gauges(True) + gauges(False))
 
 
 class Rd2hStats(KVConnectorStats):
-    """data: counter name -> growth, gauge name -> its value."""
+    """data: counter name -> growth, gauge name -> its value, and by rank what _vllm_peers says."""
 
     def reset(self) -> None:
         self.data = {}
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         for name, growth in other.data.items():
+            if isinstance(growth, dict):
+                self.data[name] = self.data.get(name, {}) | growth
+                continue
             old = self.data.get(name, 0)
             self.data[name] = max(old, growth) if name in GAUGES else old + growth
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        return {f"rd2h_{name}": growth for name, growth in sorted(self.data.items())}
+        said: dict[str, int | float] = {}
+        for name, growth in sorted(self.data.items()):
+            said |= _vllm_peers.in_words(name.split("_")[0], growth) if isinstance(growth, dict) else {f"rd2h_{name}": growth}
+        return said
 
     def is_empty(self) -> bool:
         return not self.data
@@ -69,10 +75,19 @@ class Growth:
     and once with 0: where one rank's falls, another's that stands still must still count."""
 
     def __init__(self, prefill: bool) -> None:
-        self._role = "prefill" if prefill else "decode"
+        self._prefill, self._role = prefill, "prefill" if prefill else "decode"
         self._names = core.counters(f"rd2h_{self._role}_stats")
         self._gauges = core.gauges(f"rd2h_{self._role}_stats")
         self._last: dict[str, int] = {}
+        self._peers: _vllm_peers.Source | None = None
+
+    def take_all(self, rank: Any) -> Rd2hStats | None:
+        """Also what the rank says of its peers."""
+        if self._peers is None:
+            self._peers = _vllm_peers.Source(self._prefill, rank.number)
+        grown = self.take(stats := rank.stats())
+        told = self._peers.take(rank, stats["oldest_wait_ms"] > 0, grown is not None)
+        return Rd2hStats(data=(grown.data if grown else {}) | told) if grown or told else None
 
     def take(self, stats: dict[str, int]) -> Rd2hStats | None:
         grown = {f"{self._role}_{n}": stats[n] - self._last.get(n, 0) for n in self._names if stats[n] > self._last.get(n, 0)}
@@ -89,11 +104,17 @@ class Rd2hPromMetrics(KVConnectorPromMetrics):
         prefill = vllm_config.kv_transfer_config.kv_role == "kv_producer"
         self._counters = {n: self._make(n, labelnames, self._counter_cls) for n in names(prefill)}
         self._gauges = {n: self._make(n, labelnames, self._gauge_cls, multiprocess_mode="mostrecent") for n in gauges(prefill)}
+        self._page = _vllm_peers.Page(prefill, self._labelled, per_engine_labelvalues)
 
     def _make(self, name: str, labelnames: list[str], kind: Any, **options: Any) -> dict[int, Any]:
         text = HELP.get(name, f"rd2h: {name.replace('_', ' ')}.")
         metric = kind(name=f"vllm:rd2h_{name}", documentation=text, labelnames=labelnames, **options)
         return create_metric_per_engine(metric, self.per_engine_labelvalues)
+
+    def _labelled(self, name: str, text: str, labels: list[str]) -> Any:
+        return self._gauge_cls(
+            name=f"vllm:rd2h_{name}", documentation=text, labelnames=[*self._labelnames, *labels], multiprocess_mode="mostrecent"
+        )
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         for name, growth in transfer_stats_data.items():
@@ -101,3 +122,4 @@ class Rd2hPromMetrics(KVConnectorPromMetrics):
                 self._counters[name][engine_idx].inc(growth)
             elif name in self._gauges:
                 self._gauges[name][engine_idx].set(growth)
+        self._page.observe(transfer_stats_data, engine_idx)

@@ -33,6 +33,7 @@ def _place(e: Engine) -> dict[str, Any]:
 class PrefillRank:
     def __init__(self, e: Engine, kv_caches: dict[str, Any]) -> None:
         o, tp, pp = e.options, get_tp_group(), get_pp_group()
+        self.number = pp.rank_in_group * e.tp_size + tp.rank_in_group
         self._layout = _layout(e, kv_caches, tp.rank_in_group, _vllm_model.tensors(e, kv_caches))
         self._on_stream, self._current = e.ascend, 0
         self._layers: dict[str | int, int | None] = {name: self._layout.find(name) for name in kv_caches}
@@ -103,6 +104,9 @@ class PrefillRank:
     def stats(self) -> dict[str, int]:
         return self._c.stats
 
+    def peers(self, timeout_ms: int) -> core.Peers:
+        return self._c.peers(timeout_ms)
+
     def cpu_blocks(self, request_ids: list[str]) -> dict[str, int] | None:
         return None
 
@@ -116,6 +120,7 @@ class DecodeRank:
 
     def __init__(self, e: Engine, kv_caches: dict[str, Any]) -> None:
         o, tp = e.options, get_tp_group()
+        self.number = tp.rank_in_group
         self._granted: dict[str, Any] = {}  # id -> its destinations, until the engine is done with the request
         pool = _vllm_model.pool(e, tp.rank_in_group)
         own = _ascend.indexers(kv_caches) if pool else kv_caches
@@ -181,6 +186,9 @@ class DecodeRank:
 
     def stats(self) -> dict[str, int]:
         return self._c.stats
+
+    def peers(self, timeout_ms: int) -> core.Peers:
+        return self._c.peers(timeout_ms)
 
     def close(self) -> None:
         self._c.close()

@@ -93,6 +93,25 @@ class Outcome:
     text: str = ""
 
 
+@dataclass(frozen=True)
+class Transport:
+    """How many peers are read by a transfer engine in one of its ways."""
+
+    engine: str
+    way: str
+    peers: int
+
+
+@dataclass(frozen=True)
+class Peers:
+    """A rank's peers in a few rows (include/rd2h/peers.h). waits: (peer, what waits for it, seconds of the oldest), longest first."""
+
+    transports: tuple[Transport, ...]
+    waits: tuple[tuple[str, int, float], ...]
+    connected: int
+    awaited: int
+
+
 class _Owned:
     """A C object with its destructor, and what must outlive it."""
 
@@ -362,6 +381,16 @@ class _Worker(_Owned):
         with self._asked:
             return _dump(fill, self._p)
 
+    def _peers(self, ask, timeout_ms: int) -> Peers:
+        p = ffi.new("struct rd2h_peers *")
+        ask(self._p, timeout_ms, p)
+        return Peers(
+            tuple(Transport(_str(t.engine), _str(t.way), t.peers) for t in p.transport[0 : p.n_transports]),
+            tuple((_str(w.peer), w.waiting, w.wait_ms / 1000) for w in p.wait[0 : p.n_waits]),
+            p.connected,
+            p.awaited,
+        )
+
     def _areas(self, layout: Layout, memory: Sequence[tuple[int, int]]) -> dict:
         array = ffi.new("struct rd2h_memory[]", max(len(memory), 1))
         for c, (base, length) in zip(array, memory):
@@ -419,6 +448,10 @@ class Prefill(_Worker):
     def stats(self) -> dict[str, int]:
         return _stats("rd2h_prefill_stats", lambda s: lib.rd2h_prefill_stats(self._p, s))
 
+    def peers(self, timeout_ms: int) -> Peers:
+        """0: what the last call has made the rank say, without a wait."""
+        return self._peers(lib.rd2h_prefill_peers, timeout_ms)
+
     def dump(self) -> str:
         return self._state(lib.rd2h_prefill_dump)
 
@@ -458,6 +491,10 @@ class Decode(_Worker):
     @property
     def stats(self) -> dict[str, int]:
         return _stats("rd2h_decode_stats", lambda s: lib.rd2h_decode_stats(self._p, s))
+
+    def peers(self, timeout_ms: int) -> Peers:
+        """0: what the last call has made the rank say, without a wait."""
+        return self._peers(lib.rd2h_decode_peers, timeout_ms)
 
     def dump(self) -> str:
         return self._state(lib.rd2h_decode_dump)

@@ -230,7 +230,7 @@ class SfaRemoteD2HConnector(KVConnectorBase_V1, SupportsHMA):
 
     @_nothing
     def get_kv_connector_stats(self) -> Rd2hStats | None:
-        return None if self._rank is None else self._growth.take(self._rank.stats())
+        return None if self._rank is None else self._growth.take_all(self._rank)
 
     @_nothing
     def shutdown(self) -> None:

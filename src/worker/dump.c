@@ -5,7 +5,7 @@
 #include <stdio.h>
 
 #define WAIT_MS 1000u
-#define WAY_MAX (sizeof((struct rd2h_peers *)0)->transport[0].way - 1)
+#define WAY_MAX (sizeof((struct rd2h_peers_transport *)0)->way - 1)
 
 int rd2h_ask_init(struct rd2h_ask *a) {
   *a = (struct rd2h_ask){0};
