@@ -4,41 +4,13 @@
 #include <setjmp.h>
 #include <cmocka.h>
 
-struct pair {
-  struct rig_side src, dst;
-  rd2h_prefill *p;
-  rd2h_decode *d;
-};
-
-static void open_pair(struct pair *x, const struct rig_shape *shape, const struct rd2h_prefill_opts *po,
-                      const struct rd2h_decode_opts *o) {
-  struct rig_shape own = *shape;
-  own.slots = 0; /* Decode keeps every layer */
-  rig_side_open(&x->src, shape);
-  rig_side_open(&x->dst, &own);
-  x->d = rig_decode(&x->dst, o);
-  x->p = rig_prefill(&x->src, po);
-}
-
-static void close_pair(struct pair *x) {
-  rd2h_prefill_destroy(x->p);
-  rd2h_decode_destroy(x->d);
-  rig_side_close(&x->src);
-  rig_side_close(&x->dst);
-}
-
-static void write_all(const struct rig_side *s, uint32_t write) {
-  for (uint32_t l = 0; l < s->shape.layers; l++)
-    rig_write(s, l, write);
-}
-
 /* ---- bytes ---- */
 static void one_layer(void **state) {
   (void)state;
-  struct pair x;
+  struct rig_pair x;
   struct rig_request r;
   struct rd2h_step_send send;
-  open_pair(&x, &(struct rig_shape){.layers = 1, .blocks = 32, .indexer_mask = 1}, NULL, NULL);
+  rig_pair_open(&x, &(struct rig_shape){.layers = 1, .blocks = 32, .indexer_mask = 1}, NULL, NULL);
   rig_request(&r, "req-1", 5, 3, 10);
   rig_write(&x.src, 0, 1);
   rig_install(x.d, &r);
@@ -49,23 +21,23 @@ static void one_layer(void **state) {
   rig_expect(&x.dst, &r, 1);
   rig_step(x.p, NULL, 0, "req-1");
   assert_int_equal(rig_settled(x.p, "req-1"), RD2H_OK);
-  close_pair(&x);
+  rig_pair_close(&x);
 }
 
 /* Three requests in chunks of their own sizes; only some layers have an indexer. */
 static void chunks_and_requests(void **state) {
   (void)state;
-  struct pair x;
+  struct rig_pair x;
   struct rig_request r[3];
   struct rd2h_step_send send[3];
-  open_pair(&x, &(struct rig_shape){.layers = 6, .blocks = 128, .indexer_mask = 0x15}, NULL, NULL);
+  rig_pair_open(&x, &(struct rig_shape){.layers = 6, .blocks = 128, .indexer_mask = 0x15}, NULL, NULL);
   uint16_t port = rd2h_decode_port(x.d);
   rig_request(&r[0], "a", 9, 0, 40);
   rig_request(&r[1], "b", 4, 30, 2);
   rig_request(&r[2], "c", 1, 60, 100);
   for (int i = 0; i < 3; i++)
     rig_install(x.d, &r[i]);
-  write_all(&x.src, 1);
+  rig_write_all(&x.src, 1);
   rig_send(&send[0], &r[0], port, 0, 4, false);
   rig_send(&send[1], &r[1], port, 0, 4, true);
   rig_step(x.p, send, 2, NULL);
@@ -82,44 +54,39 @@ static void chunks_and_requests(void **state) {
     rig_expect(&x.dst, &r[i], 1);
   }
   assert_int_equal(rig_settled(x.p, "b"), RD2H_OK);
-  close_pair(&x);
+  rig_pair_close(&x);
 }
 
 /* Two storage slots for eight layers: the caller overwrites a slot as soon as its gate is open. */
 static void gate_holds_sources(void **state) {
   (void)state;
-  struct pair x;
+  struct rig_pair x;
   struct rig_request r;
   struct rd2h_step_send send;
-  struct rd2h_error err = {0};
-  open_pair(&x, &(struct rig_shape){.layers = 8, .blocks = 128, .slots = 2, .indexer_mask = 0xff},
-            &(struct rd2h_prefill_opts){.on_read_failure = RD2H_RAISE},
-            &(struct rd2h_decode_opts){.engine = "fault:local,delay_ms=2"});
+  rig_pair_open(&x, &(struct rig_shape){.layers = 8, .blocks = 128, .slots = 2, .indexer_mask = 0xff},
+                &(struct rd2h_prefill_opts){.on_read_failure = RD2H_RAISE},
+                &(struct rd2h_decode_opts){.engine = "fault:local,delay_ms=2"});
   rig_request(&r, "ring", 40, 0, 0);
   rig_install(x.d, &r);
   for (uint32_t chunk = 0; chunk < 4; chunk++) {
     rig_send(&send, &r, rd2h_decode_port(x.d), chunk * 10, chunk * 10 + 10, chunk == 3);
     rig_step(x.p, &send, 1, NULL);
-    for (uint32_t l = 0; l < 8; l++) {
-      RIG_OK(rd2h_prefill_wait_layer(x.p, l, RIG_WAIT_MS, &err), &err);
-      rig_write(&x.src, l, 7);
-      RIG_OK(rd2h_prefill_layer(x.p, l, &err), &err);
-    }
+    rig_produce(x.p, &x.src, 7);
   }
   assert_int_equal(rig_outcome(x.d, "ring", NULL), RD2H_OK);
   rig_expect(&x.dst, &r, 7);
-  close_pair(&x);
+  rig_pair_close(&x);
 }
 
 static void wait_layer_is_bounded(void **state) {
   (void)state;
-  struct pair x;
+  struct rig_pair x;
   struct rig_request r;
   struct rd2h_step_send send;
   struct rd2h_error err = {0};
   struct rd2h_prefill_stats st;
-  open_pair(&x, &(struct rig_shape){.layers = 2, .blocks = 8}, &(struct rd2h_prefill_opts){.settle_ms = 1},
-            &(struct rd2h_decode_opts){.engine = "fault:local,hang_every=1", .progress_ms = 60000});
+  rig_pair_open(&x, &(struct rig_shape){.layers = 2, .blocks = 8}, &(struct rd2h_prefill_opts){.settle_ms = 1},
+                &(struct rd2h_decode_opts){.engine = "fault:local,hang_every=1", .progress_ms = 60000});
   rig_request(&r, "slow", 2, 0, 0);
   rig_install(x.d, &r);
   rig_send(&send, &r, rd2h_decode_port(x.d), 0, 2, true);
@@ -131,19 +98,19 @@ static void wait_layer_is_bounded(void **state) {
   rd2h_prefill_stats(x.p, &st);
   assert_int_equal(st.slots_closed, 1);
   assert_int_equal(rd2h_prefill_wait_layer(x.p, 2, 20, &err), RD2H_RANGE);
-  close_pair(&x);
+  rig_pair_close(&x);
 }
 
 static void preemption_waits_for_its_requests(void **state) {
   (void)state;
-  struct pair x;
+  struct rig_pair x;
   struct rig_request r;
   struct rd2h_step_send send;
   struct rd2h_error err = {0};
   struct rd2h_buf b = {0}, other = {0};
   struct rd2h_step_ref gone = {.id = {"victim", 6}}, stranger = {.id = {"someone", 7}};
-  open_pair(&x, &(struct rig_shape){.layers = 1, .blocks = 8}, &(struct rd2h_prefill_opts){.settle_ms = 1},
-            &(struct rd2h_decode_opts){.engine = "fault:local,hang_every=1"});
+  rig_pair_open(&x, &(struct rig_shape){.layers = 1, .blocks = 8}, &(struct rd2h_prefill_opts){.settle_ms = 1},
+                &(struct rd2h_decode_opts){.engine = "fault:local,hang_every=1"});
   rig_request(&r, "victim", 2, 0, 0);
   rig_install(x.d, &r);
   rig_send(&send, &r, rd2h_decode_port(x.d), 0, 2, false);
@@ -159,7 +126,7 @@ static void preemption_waits_for_its_requests(void **state) {
   assert_int_equal(rd2h_prefill_wait_preempted(x.p, b.p, b.len, RIG_WAIT_MS, &err), RD2H_OK);
   rd2h_buf_free(&b);
   rd2h_buf_free(&other);
-  close_pair(&x);
+  rig_pair_close(&x);
 }
 
 /* ---- ends ---- */
@@ -167,14 +134,14 @@ static void preemption_waits_for_its_requests(void **state) {
  * the read. */
 static void L03_abort_while_reading(void **state) {
   (void)state;
-  struct pair x;
+  struct rig_pair x;
   struct rig_request r[2];
   struct rd2h_step_send send[2];
-  open_pair(&x, &(struct rig_shape){.layers = 3, .blocks = 64, .indexer_mask = 7}, NULL,
-            &(struct rd2h_decode_opts){.engine = "fault:local,delay_ms=30"});
+  rig_pair_open(&x, &(struct rig_shape){.layers = 3, .blocks = 64, .indexer_mask = 7}, NULL,
+                &(struct rd2h_decode_opts){.engine = "fault:local,delay_ms=30"});
   rig_request(&r[0], "stays", 8, 0, 0);
   rig_request(&r[1], "goes", 8, 20, 20);
-  write_all(&x.src, 3);
+  rig_write_all(&x.src, 3);
   for (int i = 0; i < 2; i++) {
     rig_install(x.d, &r[i]);
     rig_send(&send[i], &r[i], rd2h_decode_port(x.d), 0, 8, true);
@@ -197,17 +164,17 @@ static void L03_abort_while_reading(void **state) {
   assert_true(rig_settled(x.p, "goes") != RD2H_OK);
   rig_step(x.p, NULL, 0, "stays");
   assert_int_equal(rig_settled(x.p, "stays"), RD2H_OK);
-  close_pair(&x);
+  rig_pair_close(&x);
 }
 
 static void prefill_aborts(void **state) {
   (void)state;
-  struct pair x;
+  struct rig_pair x;
   struct rig_request r;
   struct rd2h_step_send send;
   struct rd2h_error err = {0};
   char text[RD2H_ERROR_TEXT];
-  open_pair(&x, &(struct rig_shape){.layers = 2, .blocks = 16}, NULL, NULL);
+  rig_pair_open(&x, &(struct rig_shape){.layers = 2, .blocks = 16}, NULL, NULL);
   rig_request(&r, "half", 4, 0, 0);
   rig_install(x.d, &r);
   rig_send(&send, &r, rd2h_decode_port(x.d), 0, 2, false);
@@ -218,19 +185,19 @@ static void prefill_aborts(void **state) {
   assert_true(rig_settled(x.p, "half") != RD2H_OK);
   assert_true(rig_outcome(x.d, "half", text) != RD2H_OK);
   assert_true(text[0]);
-  close_pair(&x);
+  rig_pair_close(&x);
 }
 
 /* A read that fails ends its requests, nothing else; with `raise` the hook of that layer says so once. */
 static void failed_read(void **state) {
   (void)state;
-  struct pair x;
+  struct rig_pair x;
   struct rig_request r;
   struct rd2h_step_send send;
   struct rd2h_error err = {0};
   char text[RD2H_ERROR_TEXT];
-  open_pair(&x, &(struct rig_shape){.layers = 1, .blocks = 16}, &(struct rd2h_prefill_opts){.on_read_failure = RD2H_RAISE},
-            &(struct rd2h_decode_opts){.engine = "fault:local,fail_every=1"});
+  rig_pair_open(&x, &(struct rig_shape){.layers = 1, .blocks = 16}, &(struct rd2h_prefill_opts){.on_read_failure = RD2H_RAISE},
+                &(struct rd2h_decode_opts){.engine = "fault:local,fail_every=1"});
   rig_request(&r, "fails", 4, 0, 0);
   rig_install(x.d, &r);
   rig_send(&send, &r, rd2h_decode_port(x.d), 0, 4, true);
@@ -241,20 +208,20 @@ static void failed_read(void **state) {
   assert_true(rd2h_prefill_wait_layer(x.p, 0, RIG_WAIT_MS, &err) < 0);
   assert_non_null(strstr(err.text, "model.layers.0"));
   assert_int_equal(rd2h_prefill_wait_layer(x.p, 0, RIG_WAIT_MS, &err), RD2H_OK);
-  close_pair(&x);
+  rig_pair_close(&x);
 }
 
 /* A step whose layers never all come does not complete its requests. */
 /* Every second read fails: with retries nobody notices, and each is tried once again. */
 static void failed_read_is_tried_again(void **state) {
   (void)state;
-  struct pair x;
+  struct rig_pair x;
   struct rig_request r;
   struct rd2h_step_send send;
   struct rd2h_decode_stats st;
   char text[RD2H_ERROR_TEXT];
   const struct rig_shape shape = {.layers = 6, .blocks = 32};
-  open_pair(&x, &shape, NULL, &(struct rd2h_decode_opts){.engine = "fault:local,fail_every=2", .read_retries = 1});
+  rig_pair_open(&x, &shape, NULL, &(struct rd2h_decode_opts){.engine = "fault:local,fail_every=2", .read_retries = 1});
   for (uint32_t l = 0; l < shape.layers; l++)
     rig_write(&x.src, l, 1);
   rig_request(&r, "again", 12, 0, 0);
@@ -270,8 +237,8 @@ static void failed_read_is_tried_again(void **state) {
   rig_expect(&x.dst, &r, 1);
   rig_decode_stats(x.d, &st);
   assert_true(st.retried >= 2 && st.retried == st.reads - shape.layers);
-  close_pair(&x);
-  open_pair(&x, &shape, NULL, &(struct rd2h_decode_opts){.engine = "fault:local,fail_every=1", .read_retries = 2});
+  rig_pair_close(&x);
+  rig_pair_open(&x, &shape, NULL, &(struct rd2h_decode_opts){.engine = "fault:local,fail_every=1", .read_retries = 2});
   rig_install(x.d, &r); /* what fails for good does so after the last */
   rig_send(&send, &r, rd2h_decode_port(x.d), 0, 12, true);
   rig_step(x.p, &send, 1, NULL);
@@ -279,8 +246,8 @@ static void failed_read_is_tried_again(void **state) {
   assert_int_equal(rig_outcome(x.d, "again", text), RD2H_IO);
   rig_decode_stats(x.d, &st);
   assert_int_equal(st.retried, 2);
-  close_pair(&x);
-  open_pair(&x, &shape, NULL, &(struct rd2h_decode_opts){.engine = "fault:local,fail_every=1", .read_retries = 10});
+  rig_pair_close(&x);
+  rig_pair_open(&x, &shape, NULL, &(struct rd2h_decode_opts){.engine = "fault:local,fail_every=1", .read_retries = 10});
   rig_install(x.d, &r);
   rig_send(&send, &r, rd2h_decode_port(x.d), 0, 12, true);
   rig_step(x.p, &send, 1, NULL);
@@ -292,16 +259,16 @@ static void failed_read_is_tried_again(void **state) {
   assert_int_equal(rig_outcome(x.d, "again", NULL), RD2H_ABORTED);
   rig_decode_stats(x.d, &st);
   assert_true(st.retried < 5);
-  close_pair(&x);
+  rig_pair_close(&x);
 }
 
 static void broken_step(void **state) {
   (void)state;
-  struct pair x;
+  struct rig_pair x;
   struct rig_request r;
   struct rd2h_step_send send;
   struct rd2h_error err = {0};
-  open_pair(&x, &(struct rig_shape){.layers = 3, .blocks = 16}, NULL, NULL);
+  rig_pair_open(&x, &(struct rig_shape){.layers = 3, .blocks = 16}, NULL, NULL);
   rig_request(&r, "broken", 4, 0, 0);
   rig_install(x.d, &r);
   rig_send(&send, &r, rd2h_decode_port(x.d), 0, 4, true);
@@ -311,19 +278,19 @@ static void broken_step(void **state) {
   rig_step(x.p, NULL, 0, "broken");
   assert_true(rig_settled(x.p, "broken") != RD2H_OK);
   assert_true(rig_outcome(x.d, "broken", NULL) != RD2H_OK);
-  close_pair(&x);
+  rig_pair_close(&x);
 }
 
 static void not_installed_in_time(void **state) {
   (void)state;
-  struct pair x;
+  struct rig_pair x;
   struct rig_request early, never;
   struct rd2h_step_send send[2];
   struct rd2h_decode_stats st;
-  open_pair(&x, &(struct rig_shape){.layers = 2, .blocks = 32}, NULL, &(struct rd2h_decode_opts){.park_ms = 300});
+  rig_pair_open(&x, &(struct rig_shape){.layers = 2, .blocks = 32}, NULL, &(struct rd2h_decode_opts){.park_ms = 300});
   rig_request(&early, "early", 4, 0, 0);
   rig_request(&never, "never", 4, 10, 10);
-  write_all(&x.src, 1);
+  rig_write_all(&x.src, 1);
   rig_send(&send[0], &early, rd2h_decode_port(x.d), 0, 4, true);
   rig_send(&send[1], &never, rd2h_decode_port(x.d), 0, 4, true);
   rig_step(x.p, send, 2, NULL);
@@ -335,21 +302,21 @@ static void not_installed_in_time(void **state) {
   assert_true(rig_settled(x.p, "never") != RD2H_OK);
   rig_decode_stats(x.d, &st);
   assert_true(st.parked > 0 && st.skipped > 0);
-  close_pair(&x);
+  rig_pair_close(&x);
 }
 
 /* ---- back-pressure, memory ---- */
 /* More reads than an engine takes of one peer at once. */
 static void engine_is_full(void **state) {
   (void)state;
-  struct pair x;
+  struct rig_pair x;
   struct rig_request r;
   struct rd2h_step_send send;
-  open_pair(&x, &(struct rig_shape){.layers = 32, .blocks = 128}, NULL,
-            &(struct rd2h_decode_opts){.engine = "fault:local,delay_ms=1"});
+  rig_pair_open(&x, &(struct rig_shape){.layers = 32, .blocks = 128}, NULL,
+                &(struct rd2h_decode_opts){.engine = "fault:local,delay_ms=1"});
   rig_request(&r, "many", 6, 0, 0);
   rig_install(x.d, &r);
-  write_all(&x.src, 5);
+  rig_write_all(&x.src, 5);
   for (uint32_t chunk = 0; chunk < 6; chunk++) {
     rig_send(&send, &r, rd2h_decode_port(x.d), chunk, chunk + 1, chunk == 5);
     rig_step(x.p, &send, 1, NULL);
@@ -357,21 +324,21 @@ static void engine_is_full(void **state) {
   }
   assert_int_equal(rig_outcome(x.d, "many", NULL), RD2H_OK);
   rig_expect(&x.dst, &r, 5);
-  close_pair(&x);
+  rig_pair_close(&x);
 }
 
 /* In steady state a layer's message costs librd2h no allocation, on either side. Before that, steps whose layers go out without
  * waiting bring every pool to its size. */
 static void steady_state_allocates_nothing(void **state) {
   (void)state;
-  struct pair x;
+  struct rig_pair x;
   struct rig_request r[4];
   struct rd2h_step_send send[4];
   struct rd2h_error err = {0};
   uint64_t before = 0;
   static const char *const ids[] = {"w", "x", "y", "z"};
-  open_pair(&x, &(struct rig_shape){.layers = 16, .blocks = 512, .slots = 4, .indexer_mask = 0xaaaa}, NULL,
-            &(struct rd2h_decode_opts){.engine = "fault:local,delay_ms=1"});
+  rig_pair_open(&x, &(struct rig_shape){.layers = 16, .blocks = 512, .slots = 4, .indexer_mask = 0xaaaa}, NULL,
+                &(struct rd2h_decode_opts){.engine = "fault:local,delay_ms=1"});
   for (int i = 0; i < 4; i++) {
     rig_request(&r[i], ids[i], 48, (uint32_t)i * 100, (uint32_t)i * 100);
     rig_install(x.d, &r[i]);
@@ -398,20 +365,20 @@ static void steady_state_allocates_nothing(void **state) {
   for (int i = 0; i < 4; i++)
     assert_int_equal(rig_outcome(x.d, ids[i], NULL), RD2H_OK);
   rd2h_buf_free(&b);
-  close_pair(&x);
+  rig_pair_close(&x);
 }
 
 /* Whichever allocation fails on the way: both sides end the request, within their deadlines, and report it once. */
 static uint64_t run_short_of_memory(uint64_t n, uint32_t ms) {
-  struct pair x;
+  struct rig_pair x;
   struct rig_request r;
   struct rd2h_step_send send;
   struct rd2h_step_ref gone = {.id = {"short", 5}};
   struct rd2h_error err = {0};
   struct rd2h_buf b = {0}, end = {0};
-  open_pair(&x, &(struct rig_shape){.layers = 2, .blocks = 16, .indexer_mask = 1},
-            &(struct rd2h_prefill_opts){.handshake_ms = ms, .hold_ms = ms},
-            &(struct rd2h_decode_opts){.queue_ms = ms, .progress_ms = ms, .park_ms = ms / 2, .probe_ms = 20});
+  rig_pair_open(&x, &(struct rig_shape){.layers = 2, .blocks = 16, .indexer_mask = 1},
+                &(struct rd2h_prefill_opts){.handshake_ms = ms, .hold_ms = ms},
+                &(struct rd2h_decode_opts){.queue_ms = ms, .progress_ms = ms, .park_ms = ms / 2, .probe_ms = 20});
   rig_request(&r, "short", 3, 0, 0);
   struct rd2h_grant g = {.id = r.id, .ext_id = r.ext, .main = r.dst, .n_main = 3, .main_need = 3, .indexer = r.dst,
                          .n_indexer = 3, .indexer_need = 3, .attempt = "short"};
@@ -444,7 +411,7 @@ static uint64_t run_short_of_memory(uint64_t n, uint32_t ms) {
     assert_int_equal(rd2h_prefill_wait_layer(x.p, l, RIG_WAIT_MS, &err), RD2H_OK);
   rd2h_buf_free(&b);
   rd2h_buf_free(&end);
-  close_pair(&x);
+  rig_pair_close(&x);
   return made;
 }
 

@@ -11,14 +11,8 @@
 #define TIME_MS 1500u /* deadlines: an end that nobody could be told of comes by them */
 #define LIMIT_S 20u
 
-struct pair {
-  struct rig_side src, dst;
-  rd2h_prefill *p;
-  rd2h_decode *d;
-};
-
 /* What a step says may be refused for want of memory: the engine says it again, or knows that it was not heard. */
-static void step(struct pair *x, const struct rig_request *r, const char *finished) {
+static void step(struct rig_pair *x, const struct rig_request *r, const char *finished) {
   struct rd2h_step_send send;
   struct rd2h_error err = {0};
   struct rd2h_buf b = {0};
@@ -39,7 +33,7 @@ static void step(struct pair *x, const struct rig_request *r, const char *finish
   }
 }
 
-static bool install(struct pair *x, const struct rig_request *r) {
+static bool install(struct rig_pair *x, const struct rig_request *r) {
   struct rd2h_error err;
   struct rd2h_grant g = {.id = r->id, .ext_id = r->ext, .main = r->dst, .indexer = r->dst, .n_main = r->n, .n_indexer = r->n,
                          .main_need = r->n, .indexer_need = r->n};
@@ -48,14 +42,12 @@ static bool install(struct pair *x, const struct rig_request *r) {
 }
 
 static int one(uint64_t n) {
-  struct rig_shape shape = {.layers = 6, .blocks = 64, .slots = 2, .indexer_mask = 0x2a}, own = shape;
+  static const struct rig_shape shape = {.layers = 6, .blocks = 64, .slots = 2, .indexer_mask = 0x2a};
   struct rig_request r, next;
-  struct pair x;
-  own.slots = 0;
-  rig_side_open(&x.src, &shape);
-  rig_side_open(&x.dst, &own);
-  x.d = rig_decode(&x.dst, &(struct rd2h_decode_opts){.queue_ms = TIME_MS, .progress_ms = TIME_MS, .park_ms = TIME_MS / 4});
-  x.p = rig_prefill(&x.src, &(struct rd2h_prefill_opts){.handshake_ms = TIME_MS, .hold_ms = 2 * TIME_MS, .liveness_ms = TIME_MS});
+  struct rig_pair x;
+  rig_pair_open(&x, &shape,
+                &(struct rd2h_prefill_opts){.handshake_ms = TIME_MS, .hold_ms = 2 * TIME_MS, .liveness_ms = TIME_MS},
+                &(struct rd2h_decode_opts){.queue_ms = TIME_MS, .progress_ms = TIME_MS, .park_ms = TIME_MS / 4});
   rig_request(&r, "short", 8, 0, 0);
   uint64_t before = rd2h_alloc_count();
   rd2h_alloc_fail_at(n);

@@ -81,6 +81,11 @@ void rig_write(const struct rig_side *s, uint32_t layer, uint32_t write) {
         rig_block(s, layer, t, b)[i] = stamp(s->shape.first + layer, t, b, write, i);
 }
 
+void rig_write_all(const struct rig_side *s, uint32_t write) {
+  for (uint32_t l = 0; l < s->shape.layers; l++)
+    rig_write(s, l, write);
+}
+
 bool rig_holds(const struct rig_side *s, uint32_t layer, uint32_t dst_block, uint32_t src_layer, uint32_t src_block,
                uint32_t write) {
   for (uint32_t t = 0; t < RIG_TENSORS; t++)
@@ -201,6 +206,42 @@ void rig_layers(rd2h_prefill *p, uint32_t layers) {
   struct rd2h_error err = {0};
   for (uint32_t l = 0; l < layers; l++)
     RIG_OK(rd2h_prefill_layer(p, l, &err), &err);
+}
+
+void rig_produce(rd2h_prefill *p, const struct rig_side *src, uint32_t write) {
+  struct rd2h_error err = {0};
+  for (uint32_t l = 0; l < src->shape.layers; l++) {
+    RIG_OK(rd2h_prefill_wait_layer(p, l, RIG_WAIT_MS, &err), &err);
+    rig_write(src, l, write);
+    RIG_OK(rd2h_prefill_layer(p, l, &err), &err);
+  }
+}
+
+/* ---- a pair ---- */
+void rig_pair_open(struct rig_pair *x, const struct rig_shape *shape, const struct rd2h_prefill_opts *po,
+                   const struct rd2h_decode_opts *o) {
+  struct rig_shape own = *shape;
+  own.slots = 0;
+  rig_side_open(&x->src, shape);
+  rig_side_open(&x->dst, &own);
+  x->d = rig_decode(&x->dst, o);
+  x->p = rig_prefill(&x->src, po);
+}
+
+void rig_pair_close(struct rig_pair *x) {
+  rd2h_prefill_destroy(x->p);
+  rd2h_decode_destroy(x->d);
+  rig_side_close(&x->src);
+  rig_side_close(&x->dst);
+}
+
+void rig_pair_send(struct rig_pair *x, const struct rig_request *r, uint32_t n) {
+  struct rd2h_step_send send[16];
+  RIG_CHECK(n <= RD2H_COUNT(send));
+  for (uint32_t i = 0; i < n; i++)
+    rig_send(&send[i], &r[i], rd2h_decode_port(x->d), 0, r[i].n, true);
+  rig_step(x->p, send, n, NULL);
+  rig_layers(x->p, x->src.shape.layers);
 }
 
 /* ---- waiting ---- */

@@ -48,6 +48,7 @@ uint32_t rig_block_bytes(uint32_t tensor);
 uint8_t *rig_block(const struct rig_side *, uint32_t layer, uint32_t tensor, uint32_t block);
 /* Every block of the layer gets bytes that tell layer, tensor, block and write apart. */
 void rig_write(const struct rig_side *, uint32_t layer, uint32_t write);
+void rig_write_all(const struct rig_side *, uint32_t write);
 bool rig_holds(const struct rig_side *, uint32_t layer, uint32_t dst_block, uint32_t src_layer, uint32_t src_block,
                uint32_t write);
 bool rig_untouched(const struct rig_side *, uint32_t layer, uint32_t block);
@@ -66,8 +67,22 @@ void rig_install(rd2h_decode *, const struct rig_request *);
 void rig_send(struct rd2h_step_send *, const struct rig_request *, uint16_t port, uint32_t from, uint32_t to, bool last);
 void rig_step(rd2h_prefill *, struct rd2h_step_send *, uint32_t n, const char *finished_or_null);
 void rig_layers(rd2h_prefill *, uint32_t layers);
+/* Each layer is written, and goes out, as soon as its storage may be overwritten. */
+void rig_produce(rd2h_prefill *, const struct rig_side *src, uint32_t write);
 /* d Decode ranks at neighbouring ports, the first of which is returned. share: each pulls its part of main KV, else all of it. */
 uint16_t rig_decode_ranks(rd2h_decode **, const struct rig_side *, uint32_t d, bool share);
+
+/* A rank of each; Decode keeps every layer, even where Prefill's share storage. */
+struct rig_pair {
+  struct rig_side src, dst;
+  rd2h_prefill *p;
+  rd2h_decode *d;
+};
+void rig_pair_open(struct rig_pair *, const struct rig_shape *, const struct rd2h_prefill_opts *tweak_or_null,
+                   const struct rd2h_decode_opts *decode_tweak_or_null);
+void rig_pair_close(struct rig_pair *);
+/* One step: every block and layer of n requests. */
+void rig_pair_send(struct rig_pair *, const struct rig_request *, uint32_t n);
 
 /* The status that the id ends with; its text goes to `text` (RD2H_ERROR_TEXT bytes) unless NULL. */
 int rig_outcome(rd2h_decode *, const char *id, char *text);

@@ -46,14 +46,9 @@ static int end(struct child *c, int signal) {
 static void send_chunk(rd2h_prefill *p, struct rig_side *src, struct rig_request *r, uint16_t port, uint32_t from, uint32_t to,
                        bool last) {
   struct rd2h_step_send send;
-  struct rd2h_error err = {0};
   rig_send(&send, r, port, from, to, last);
   rig_step(p, &send, 1, NULL);
-  for (uint32_t l = 0; l < src->shape.layers; l++) {
-    RIG_OK(rd2h_prefill_wait_layer(p, l, RIG_WAIT_MS, &err), &err);
-    rig_write(src, l, 4);
-    RIG_OK(rd2h_prefill_layer(p, l, &err), &err);
-  }
+  rig_produce(p, src, 4);
 }
 
 /* Serves request "all" in three chunks, waits until it is settled. */

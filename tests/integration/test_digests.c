@@ -8,38 +8,13 @@
 #define TENSORS 4u /* of a layer with an indexer */
 #define DAMAGE "fault:local,corrupt_every=1"
 
-struct pair {
-  struct rig_side src, dst;
-  rd2h_prefill *p;
-  rd2h_decode *d;
-};
-
-static void open_pair(struct pair *x, uint32_t layers, enum rd2h_digest prefill, const struct rd2h_decode_opts *o) {
+static void open_pair(struct rig_pair *x, uint32_t layers, enum rd2h_digest prefill, const struct rd2h_decode_opts *o) {
   const struct rig_shape shape = {.layers = layers, .blocks = 64, .indexer_mask = 0xff};
-  rig_side_open(&x->src, &shape);
-  rig_side_open(&x->dst, &shape);
-  x->d = rig_decode(&x->dst, o);
-  x->p = rig_prefill(&x->src, &(struct rd2h_prefill_opts){.digest = prefill});
-  for (uint32_t l = 0; l < layers; l++)
-    rig_write(&x->src, l, 1);
+  rig_pair_open(x, &shape, &(struct rd2h_prefill_opts){.digest = prefill}, o);
+  rig_write_all(&x->src, 1);
 }
 
-static void close_pair(struct pair *x) {
-  rd2h_prefill_destroy(x->p);
-  rd2h_decode_destroy(x->d);
-  rig_side_close(&x->src);
-  rig_side_close(&x->dst);
-}
-
-static void send_all(struct pair *x, const struct rig_request *r, uint32_t n) {
-  struct rd2h_step_send send[2];
-  for (uint32_t i = 0; i < n; i++)
-    rig_send(&send[i], &r[i], rd2h_decode_port(x->d), 0, r[i].n, true);
-  rig_step(x->p, send, n, NULL);
-  rig_layers(x->p, x->src.shape.layers);
-}
-
-static void expect_counts(struct pair *x, uint64_t checked, uint64_t wrong, uint64_t missing) {
+static void expect_counts(struct rig_pair *x, uint64_t checked, uint64_t wrong, uint64_t missing) {
   struct rd2h_decode_stats st;
   rig_decode_stats(x->d, &st);
   assert_int_equal(st.digests_checked, checked);
@@ -50,14 +25,14 @@ static void expect_counts(struct pair *x, uint64_t checked, uint64_t wrong, uint
 /* Three layers of five blocks and four tensors; main KV whole, then the second half of it alone. */
 static void what_is_read_is_checked(void **state) {
   (void)state;
-  struct pair x;
+  struct rig_pair x;
   struct rig_request r;
   for (uint32_t ranks = 1; ranks <= 2; ranks++) {
     open_pair(&x, 3, RD2H_DIGEST_LOG,
               &(struct rd2h_decode_opts){.digest = RD2H_DIGEST_FAIL, .main_rank = ranks - 1, .main_ranks = ranks});
     rig_request(&r, "clean", 5, 3, 20);
     rig_install(x.d, &r);
-    send_all(&x, &r, 1);
+    rig_pair_send(&x, &r, 1);
     assert_int_equal(rig_outcome(x.d, "clean", NULL), RD2H_OK);
     struct rd2h_decode_stats st;
     rig_decode_stats(x.d, &st);
@@ -68,27 +43,27 @@ static void what_is_read_is_checked(void **state) {
       assert_true(st.digests_checked >= 3 * (2 * 2 + 2 * r.n) && st.digests_checked <= 3 * (2 * 3 + 2 * r.n));
     }
     assert_int_equal(st.digests_wrong + st.digests_missing, 0);
-    close_pair(&x);
+    rig_pair_close(&x);
   }
 }
 
 static void log_counts_and_goes_on(void **state) {
   (void)state;
-  struct pair x;
+  struct rig_pair x;
   struct rig_request r;
   open_pair(&x, 2, RD2H_DIGEST_LOG, &(struct rd2h_decode_opts){.digest = RD2H_DIGEST_LOG, .engine = DAMAGE});
   rig_request(&r, "damaged", 4, 0, 0);
   rig_install(x.d, &r);
-  send_all(&x, &r, 1);
+  rig_pair_send(&x, &r, 1);
   assert_int_equal(rig_outcome(x.d, "damaged", NULL), RD2H_OK);
   expect_counts(&x, 2 * TENSORS * 4, 2, 0);
-  close_pair(&x);
+  rig_pair_close(&x);
 }
 
 /* The first request of the message is damaged, the second is not. */
 static void fail_ends_the_damaged_one_alone(void **state) {
   (void)state;
-  struct pair x;
+  struct rig_pair x;
   struct rig_request r[2];
   struct rd2h_decode_stats st;
   char text[RD2H_ERROR_TEXT];
@@ -97,7 +72,7 @@ static void fail_ends_the_damaged_one_alone(void **state) {
   rig_request(&r[1], "whole", 6, 20, 30);
   for (int i = 0; i < 2; i++)
     rig_install(x.d, &r[i]);
-  send_all(&x, r, 2);
+  rig_pair_send(&x, r, 2);
   assert_int_equal(rig_outcome(x.d, "damaged", text), RD2H_IO);
   assert_non_null(strstr(text, "model.layers.0"));
   assert_non_null(strstr(text, "tensor 0: block 7 "));
@@ -111,19 +86,19 @@ static void fail_ends_the_damaged_one_alone(void **state) {
   assert_int_equal(rig_settled(x.p, "whole"), RD2H_OK);
   rig_step(x.p, NULL, 0, "damaged");
   assert_true(rig_settled(x.p, "damaged") != RD2H_OK);
-  close_pair(&x);
+  rig_pair_close(&x);
 }
 
 /* The message waits for its destinations while a byte of the source changes that nobody may write. */
 static void damage_at_the_source(void **state) {
   (void)state;
-  struct pair x;
+  struct rig_pair x;
   struct rig_request r;
   struct rd2h_prefill_stats st;
   char text[RD2H_ERROR_TEXT];
   open_pair(&x, 1, RD2H_DIGEST_FAIL, &(struct rd2h_decode_opts){.digest = RD2H_DIGEST_FAIL, .park_ms = RIG_WAIT_MS});
   rig_request(&r, "late", 3, 10, 0);
-  send_all(&x, &r, 1);
+  rig_pair_send(&x, &r, 1);
   do
     rd2h_prefill_stats(x.p, &st);
   while (st.digests < TENSORS * 3);
@@ -131,13 +106,13 @@ static void damage_at_the_source(void **state) {
   rig_install(x.d, &r);
   assert_int_equal(rig_outcome(x.d, "late", text), RD2H_IO);
   assert_non_null(strstr(text, "tensor 2: block 12 "));
-  close_pair(&x);
+  rig_pair_close(&x);
 }
 
 /* Either side alone: nothing is made, or nothing is checked and that is counted; all goes on. */
 static void one_side_alone(void **state) {
   (void)state;
-  struct pair x;
+  struct rig_pair x;
   struct rig_request r;
   struct rd2h_prefill_stats st;
   static const struct {
@@ -148,13 +123,13 @@ static void one_side_alone(void **state) {
     open_pair(&x, 2, rows[i].prefill, &(struct rd2h_decode_opts){.digest = rows[i].decode});
     rig_request(&r, "alone", 4, 0, 0);
     rig_install(x.d, &r);
-    send_all(&x, &r, 1);
+    rig_pair_send(&x, &r, 1);
     assert_int_equal(rig_outcome(x.d, "alone", NULL), RD2H_OK);
     rig_expect(&x.dst, &r, 1);
     expect_counts(&x, 0, 0, rows[i].missing);
     rd2h_prefill_stats(x.p, &st);
     assert_int_equal(st.digests, 0);
-    close_pair(&x);
+    rig_pair_close(&x);
   }
 }
 

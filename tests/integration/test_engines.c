@@ -36,43 +36,21 @@ static void on_line(void *user, int level, const char *line) {
   pthread_mutex_unlock(&chosen.lock);
 }
 
-struct pair {
-  struct rig_side src, dst;
-  rd2h_prefill *p;
-  rd2h_decode *d;
-};
-
-static void open_pair(struct pair *x, const char *prefill, const char *decode) {
-  struct rig_shape shape = {.layers = LAYERS, .blocks = 128, .slots = 2, .indexer_mask = 0x2b}, own = shape;
-  own.slots = 0; /* Decode keeps every layer */
-  rig_side_open(&x->src, &shape);
-  rig_side_open(&x->dst, &own);
+static void open_pair(struct rig_pair *x, const char *prefill, const char *decode) {
+  static const struct rig_shape shape = {.layers = LAYERS, .blocks = 128, .slots = 2, .indexer_mask = 0x2b};
   chosen.n = 0;
   chosen.engine[0] = chosen.line[0] = 0;
-  x->d = rig_decode(&x->dst, &(struct rd2h_decode_opts){.engine = decode});
-  x->p = rig_prefill(&x->src, &(struct rd2h_prefill_opts){.engine = prefill});
+  rig_pair_open(x, &shape, &(struct rd2h_prefill_opts){.engine = prefill}, &(struct rd2h_decode_opts){.engine = decode});
 }
 
-static void close_pair(struct pair *x) {
-  rd2h_prefill_destroy(x->p);
-  rd2h_decode_destroy(x->d);
-  rig_side_close(&x->src);
-  rig_side_close(&x->dst);
-}
-
-static void move(struct pair *x, struct rig_request *r) {
+static void move(struct rig_pair *x, struct rig_request *r) {
   struct rd2h_step_send send;
-  struct rd2h_error err = {0};
   rig_request(r, "moved", CHUNKS * CHUNK, 0, 0);
   rig_install(x->d, r);
   for (uint32_t c = 0; c < CHUNKS; c++) {
     rig_send(&send, r, rd2h_decode_port(x->d), c * CHUNK, (c + 1) * CHUNK, c == CHUNKS - 1);
     rig_step(x->p, &send, 1, NULL);
-    for (uint32_t l = 0; l < LAYERS; l++) {
-      RIG_OK(rd2h_prefill_wait_layer(x->p, l, RIG_WAIT_MS, &err), &err);
-      rig_write(&x->src, l, 7);
-      RIG_OK(rd2h_prefill_layer(x->p, l, &err), &err);
-    }
+    rig_produce(x->p, &x->src, 7);
   }
 }
 
@@ -86,7 +64,7 @@ static void over_every_pair(void **state) {
   };
   (void)state;
   for (size_t i = 0; i < RD2H_COUNT(pairs); i++) {
-    struct pair x;
+    struct rig_pair x;
     struct rig_request r;
     open_pair(&x, pairs[i].prefill, pairs[i].decode);
     move(&x, &r);
@@ -94,14 +72,14 @@ static void over_every_pair(void **state) {
     rig_expect(&x.dst, &r, 7);
     rig_step(x.p, NULL, 0, "moved");
     assert_int_equal(rig_settled(x.p, "moved"), RD2H_OK);
-    close_pair(&x);
+    rig_pair_close(&x);
     assert_string_equal(chosen.engine, pairs[i].engine);
     assert_int_equal(chosen.n, 1); /* told once a peer */
   }
 }
 
 static void nothing_in_common(void **state) {
-  struct pair x;
+  struct rig_pair x;
   struct rig_request r;
   struct rd2h_step_send send;
   (void)state;
@@ -113,7 +91,7 @@ static void nothing_in_common(void **state) {
   rig_layers(x.p, LAYERS);
   rig_step(x.p, NULL, 0, "none");
   assert_int_not_equal(rig_settled(x.p, "none"), RD2H_OK);
-  close_pair(&x);
+  rig_pair_close(&x);
   assert_non_null(strstr(chosen.line, "offers the engine local"));
   assert_non_null(strstr(chosen.line, "Decode has tcp"));
 }
