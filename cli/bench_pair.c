@@ -14,7 +14,7 @@
 #include <zmq.h>
 
 #define WAIT_MS 20000
-#define ANSWER_BYTES 48 /* what a Decode rank's answer takes, about */
+#define ANSWER_BYTES 18 /* a Decode rank's answer behind its empty frame */
 #define TRIPS_MAX 100000u
 
 struct options {
@@ -68,7 +68,8 @@ static int far_bare(const struct options *o, int port_fd, int stop) {
   zmq_msg_init(&who);
   zmq_msg_init(&what);
   while (zmq_poll(item, 2, -1) >= 0 && !item[0].revents)
-    if (zmq_msg_recv(&who, s, 0) >= 0 && zmq_msg_recv(&what, s, 0) >= 0 && zmq_msg_send(&who, s, ZMQ_SNDMORE) >= 0)
+    if (zmq_msg_recv(&who, s, 0) >= 0 && zmq_msg_recv(&what, s, 0) >= 0 && zmq_msg_send(&who, s, ZMQ_SNDMORE) >= 0 &&
+        zmq_send(s, "", 0, ZMQ_SNDMORE) >= 0)
       zmq_send(s, answer, sizeof answer, 0);
   return 0;
 }
@@ -146,7 +147,8 @@ static bool run_bare(void *dealer, size_t size, uint32_t n, double *trip) {
   bool fine = message != NULL;
   for (uint32_t i = 0; i < n && fine; i++) {
     uint64_t begin = bench_now();
-    fine = zmq_send(dealer, message, size, 0) >= 0 && zmq_recv(dealer, answer, sizeof answer, 0) == ANSWER_BYTES;
+    fine = zmq_send(dealer, message, size, 0) >= 0 && zmq_recv(dealer, answer, sizeof answer, 0) == 0 &&
+           zmq_recv(dealer, answer, sizeof answer, 0) == ANSWER_BYTES;
     trip[i] = (double)(bench_now() - begin);
   }
   free(message);
@@ -219,7 +221,7 @@ static void usage(void) {
        "\n"
        "How long a layer takes from Prefill's call that it is ready until Prefill knows that its blocks were read: the message out,\n"
        "its block ids decoded and planned, engine noop, the answer back, the caller awake. One layer at a time, two processes.\n"
-       "Beside it a bare ZeroMQ pair (DEALER, ROUTER) that passes as many bytes back and forth over the same loopback, in turns:\n"
+       "Beside it a bare ZeroMQ pair (DEALER, ROUTER) that passes as many frames and bytes over the same loopback, in turns:\n"
        "what no control path over such sockets can be below. The Decode side runs on the first CPU, the Prefill side on the second.\n"
        "\n"
        "  --blocks N   blocks of a layer's message (32)\n"

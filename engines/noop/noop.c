@@ -21,7 +21,7 @@ struct entry {
 };
 struct rd2h_engine {
   const struct rd2h_host *host;
-  int event;
+  int event; /* -1 until somebody asks for it */
   uint32_t head, n, regions;
   struct rd2h_engine_stats stats;
   struct entry ring[RING];
@@ -44,18 +44,15 @@ static int noop_open(const struct rd2h_host *host, const struct rd2h_engine_opts
     return fail(err, RD2H_NOMEM, "out of memory");
   memset(e, 0, sizeof *e);
   e->host = host;
-  e->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (e->event < 0) {
-    host->free(host->h, e);
-    return fail(err, RD2H_LIMIT, strerror(errno));
-  }
+  e->event = -1;
   *caps = (struct rd2h_engine_caps){.flags = RD2H_ENG_SUBMIT_COMPLETES | RD2H_ENG_LOCAL_UNREGISTERED | RD2H_ENG_IN_ORDER};
   *out = e;
   return RD2H_OK;
 }
 
 static void noop_close(rd2h_engine *e) {
-  close(e->event);
+  if (e->event >= 0)
+    close(e->event);
   e->host->free(e->host->h, e);
 }
 
@@ -91,6 +88,8 @@ static int noop_connect(rd2h_engine *e, struct rd2h_blob session, struct rd2h_bl
 static void set_signal(rd2h_engine *e, uint32_t before) {
   uint64_t v = 1;
   ssize_t n = sizeof v;
+  if (e->event < 0)
+    return;
   if (!before && e->n)
     n = write(e->event, &v, sizeof v);
   else if (before && !e->n)
@@ -141,6 +140,11 @@ static int noop_poll(rd2h_engine *e, struct rd2h_completion *c, int n) {
 }
 
 static int noop_fd(rd2h_engine *e) {
+  if (e->event < 0) {
+    e->event = eventfd(e->n > 0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (e->event < 0)
+      e->host->log(e->host->h, RD2H_LOG_ERROR, "engine noop: no event descriptor is left; raise the limit of open files (ulimit -n)");
+  }
   return e->event;
 }
 

@@ -13,7 +13,7 @@ extern "C" {
 
 #define RD2H_ENGINE_ABI 1u
 enum {
-  RD2H_ENG_SUBMIT_COMPLETES = 1 << 0, /* submit may finish the read on the spot; poll yields it later all the same */
+  RD2H_ENG_SUBMIT_COMPLETES = 1 << 0, /* reads have ended when submit returns: who polls behind it need not watch fd */
   RD2H_ENG_BLOCKS = 1 << 1,           /* read() blocks: the core gives it threads and fills submit, poll, fd and cancel itself */
   RD2H_ENG_CANCEL = 1 << 2,           /* cancel acts before the read has ended */
   RD2H_ENG_PEER_DOWN = 1 << 3,        /* a peer's death becomes a peer event or a failed read */

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #define RD2H_PRINTF(a, b) __attribute__((format(printf, a, b)))
+#define RD2H_RARELY __attribute__((cold)) /* branches that call it stand apart from the code that runs */
 #define RD2H_COUNT(a) (sizeof(a) / sizeof((a)[0]))
 #define RD2H_INDEX_NONE UINT32_MAX
 
@@ -28,8 +29,8 @@ uint64_t rd2h_alloc_count(void);            /* calls so far, for the tests that 
 void rd2h_alloc_fail_at(uint64_t n);
 
 /* ---- errors: fills err (may be NULL) and returns status ---- */
-int rd2h_fail(struct rd2h_error *err, int status, const char *fmt, ...) RD2H_PRINTF(3, 4);
-int rd2h_nomem(struct rd2h_error *err, const char *what);
+int rd2h_fail(struct rd2h_error *err, int status, const char *fmt, ...) RD2H_PRINTF(3, 4) RD2H_RARELY;
+int rd2h_nomem(struct rd2h_error *err, const char *what) RD2H_RARELY;
 
 /* ---- causes: what a request ended with, as the counters tell them apart ---- */
 enum rd2h_cause { RD2H_CAUSE_NONE, RD2H_CAUSE_ABORTED, RD2H_CAUSE_TRANSPORT, RD2H_CAUSE_PEER, RD2H_CAUSE_LAYOUT,
@@ -38,7 +39,7 @@ enum rd2h_cause rd2h_status_cause(int status);
 
 /* ---- log ---- */
 bool rd2h_log_on(int level);
-void rd2h_logf(int level, const char *fmt, ...) RD2H_PRINTF(2, 3);
+void rd2h_logf(int level, const char *fmt, ...) RD2H_PRINTF(2, 3) RD2H_RARELY;
 #define RD2H_ERR(...) rd2h_logf(RD2H_LOG_ERROR, __VA_ARGS__)
 #define RD2H_WARN(...) rd2h_logf(RD2H_LOG_WARN, __VA_ARGS__)
 #define RD2H_INFO(...) do { if (rd2h_log_on(RD2H_LOG_INFO)) rd2h_logf(RD2H_LOG_INFO, __VA_ARGS__); } while (0)

@@ -246,6 +246,7 @@ int rd2h_fault_open(rd2h_eng *inner, const struct rd2h_fault_opts *opts, rd2h_en
     return rd2h_nomem(err, "engine");
   f->eng = *inner;
   f->eng.face = &fault_face;
+  f->eng.caps.flags &= ~(uint32_t)RD2H_ENG_SUBMIT_COMPLETES; /* what is held back ends later */
   f->inner = inner;
   f->opts = *opts;
   f->timer = f->epoll = -1;

@@ -122,6 +122,7 @@ static void dequeue(rd2h_dw *w, struct dw_peer *p, struct dw_batch *b) {
 static int submit(rd2h_dw *w, struct dw_peer *p, struct dw_batch *b) {
   char text[DW_TEXT];
   int rc = p->conn ? rd2h_eng_submit(w->eng, p->conn, &b->b) : RD2H_PEER_LOST;
+  w->unpolled |= !rc;
   if (rc && rc != RD2H_AGAIN) {
     snprintf(text, sizeof text, "engine %s does not take a read of %u descriptors: %s", rd2h_eng_name(w->eng), b->d.n,
              rd2h_status_text(rc));
@@ -247,6 +248,7 @@ uint32_t dw_complete(rd2h_dw *w) {
   struct rd2h_completion c[POLL_MAX];
   uint32_t total = 0;
   int n;
+  w->unpolled = false;
   do {
     n = rd2h_eng_poll(w->eng, c, POLL_MAX);
     for (int i = 0; i < n; i++)

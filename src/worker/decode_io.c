@@ -88,6 +88,7 @@ void dw_forget_peer(rd2h_dw *w, uint32_t peer) {
 int dw_send(rd2h_dw *w, uint32_t peer, const void *p, size_t n) {
   const struct dw_peer *to = w->peer[peer];
   bool payload = n != 0;
+  w->sent = true;
   if (!rd2h_zmq_send(w->router, to->identity, to->identity_n, true) && !rd2h_zmq_send(w->router, "", 0, payload) &&
       (!payload || !rd2h_zmq_send(w->router, p, n, false)))
     return 0;

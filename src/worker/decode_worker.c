@@ -3,6 +3,7 @@
 #include "worker/decode_worker.h"
 #include "worker/engine_open.h"
 #include <errno.h>
+#include <sched.h>
 #include <stdio.h>
 #include <sys/epoll.h>
 #include <unistd.h>
@@ -23,7 +24,8 @@ static void turn_wait(rd2h_dw *w) {
   uint64_t deadline = rd2h_dm_next_deadline(w->dm);
   deadline = w->retry_at < deadline ? w->retry_at : deadline;
   w->burst = rd2h_zmq_readable(w->router);
-  int timeout = w->burst ? 0 : rd2h_epoll_timeout(deadline, rd2h_now_ns());
+  bool more = w->burst || (w->unpolled && rd2h_eng_caps(w->eng)->flags & RD2H_ENG_SUBMIT_COMPLETES);
+  int timeout = more ? 0 : rd2h_epoll_timeout(deadline, rd2h_now_ns());
   epoll_wait(w->epoll, ev, RD2H_COUNT(ev), timeout); /* every source is looked at each turn, whichever woke us */
 }
 
@@ -34,8 +36,16 @@ static void turned_away(void *arg, const char *address, const char *key) {
     RD2H_WARN("decode rank %u: a connection from %s is refused: its key %s is not in curve_allow", w->o.tp_rank, address, key);
 }
 
+/* Where ZeroMQ's thread has to share a CPU with this one, what was sent goes before what is left of this turn. */
+static void let_answers_out(rd2h_dw *w) {
+  if (w->sent && !w->burst)
+    sched_yield();
+  w->sent = false;
+}
+
 static void *control_main(void *arg) {
   rd2h_dw *w = arg;
+  rd2h_thread_brief();
   rd2h_dev_bind_thread(w->dev); /* a failure is said in the log; what the thread then cannot do fails by itself */
   for (;;) {
     w->now = rd2h_now_ns();
@@ -48,6 +58,7 @@ static void *control_main(void *arg) {
     if (rd2h_dm_next_deadline(w->dm) <= w->now)
       rd2h_dm_tick(w->dm, w->now);
     dw_drain(w);
+    let_answers_out(w);
     dw_publish(w);
     turn_wait(w);
   }
@@ -109,7 +120,7 @@ static int open_loop(rd2h_dw *w, struct rd2h_error *err) {
   w->outcome_fd = rd2h_eventfd_open(err);
   if (w->epoll < 0 || w->command_fd < 0 || w->outcome_fd < 0)
     return rd2h_fail(err, RD2H_LIMIT, "event descriptors: %s; raise the limit of open files (ulimit -n)", strerror(errno));
-  int engine_fd = rd2h_eng_fd(w->eng);
+  int engine_fd = rd2h_eng_caps(w->eng)->flags & RD2H_ENG_SUBMIT_COMPLETES ? -1 : rd2h_eng_fd(w->eng);
   int rc = rd2h_epoll_add(w->epoll, rd2h_zmq_fd(w->router), KEY_ROUTER, err);
   rc = rc ? rc : rd2h_epoll_add(w->epoll, w->command_fd, KEY_COMMAND, err);
   if (!rc && w->doorman.socket)

@@ -69,6 +69,8 @@ struct rd2h_dw {
   pthread_t thread;
   bool started;
   bool burst; /* there was a message more when the last turn ended */
+  bool sent;     /* something in this turn */
+  bool unpolled; /* the engine took a read since it was asked for completions */
   uint8_t incarnation[16]; /* new at every start */
   uint64_t now;
 

@@ -297,9 +297,14 @@ int rd2h_pw_fd(const rd2h_pw *w) {
 }
 
 void rd2h_pw_stats(rd2h_pw *w, struct rd2h_prefill_stats *s) {
+  bool role = !pthread_mutex_trylock(&w->role);
   pthread_mutex_lock(&w->mu);
+  if (role)
+    pw_take_stats(w, &w->stats);
   *s = w->stats;
   pthread_mutex_unlock(&w->mu);
+  if (role)
+    pthread_mutex_unlock(&w->role);
   pthread_mutex_lock(&w->gate.mu);
   s->slots_closed = w->gate.closed;
   uint64_t now = rd2h_now_ns();

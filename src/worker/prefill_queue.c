@@ -259,7 +259,7 @@ void pw_settled(rd2h_pw *w, const char *id, int status) {
   w->fresh_tail = e;
 }
 
-static void take_stats(rd2h_pw *w, struct rd2h_prefill_stats *s) {
+void pw_take_stats(rd2h_pw *w, struct rd2h_prefill_stats *s) {
   struct rd2h_pm_stats m;
   rd2h_pm_stats(w->pm, &m);
   *s = (struct rd2h_prefill_stats){
@@ -272,19 +272,23 @@ static void take_stats(rd2h_pw *w, struct rd2h_prefill_stats *s) {
       .held = rd2h_map_size(w->ending)};
 }
 
-void pw_publish(rd2h_pw *w) {
+static void hand_over_settled(rd2h_pw *w) {
+  if (w->settled)
+    w->settled_tail->next = w->fresh;
+  else
+    w->settled = w->fresh;
+  w->settled_tail = w->fresh_tail;
+  w->fresh = w->fresh_tail = NULL;
+  rd2h_eventfd_set(w->ended_fd);
+}
+
+void pw_publish(rd2h_pw *w, bool counters) {
   pthread_mutex_lock(&w->mu);
-  take_stats(w, &w->stats);
+  if (counters || rd2h_ask_wanted(&w->dump.ask) || rd2h_ask_wanted(&w->peers.ask))
+    pw_take_stats(w, &w->stats);
   pw_tell(w);
-  if (w->fresh) {
-    if (w->settled)
-      w->settled_tail->next = w->fresh;
-    else
-      w->settled = w->fresh;
-    w->settled_tail = w->fresh_tail;
-    w->fresh = w->fresh_tail = NULL;
-    rd2h_eventfd_set(w->ended_fd);
-  }
+  if (w->fresh)
+    hand_over_settled(w);
   pthread_mutex_unlock(&w->mu);
 }
 

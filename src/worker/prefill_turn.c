@@ -26,7 +26,6 @@ void pw_turn(rd2h_pw *w) {
     rd2h_pm_tick(w->pm, w->now);
   pw_drain(w);
   pw_endpoints_look(w); /* what was sent may have let answers in */
-  pw_publish(w);
 }
 
 /* Marks the endpoints that have something, waiting for it until then. */
@@ -83,7 +82,7 @@ bool pw_send_now(rd2h_pw *w) {
   w->now = rd2h_now_ns();
   pw_run_items(w);
   pw_endpoints_look(w);
-  pw_publish(w);
+  pw_publish(w, false);
   give_back(w);
   return true;
 }
@@ -94,11 +93,13 @@ static int pump(rd2h_pw *w, uint64_t until, bool (*ready)(void *), void *arg) {
     w->now = rd2h_now_ns();
     pw_run_items(w);
     pw_turn(w);
+    pw_publish(w, false);
     pthread_mutex_lock(&w->gate.mu);
     bool done = ready(arg);
     if (done || w->now >= until)
       return done ? RD2H_OK : RD2H_TIMEOUT;
     pthread_mutex_unlock(&w->gate.mu);
+    pw_publish(w, true);
     uint64_t next = rd2h_pm_next_deadline(w->pm);
     wait_sockets(w, w->n_dirty ? 0 : next < until ? next : until, w->now);
   }

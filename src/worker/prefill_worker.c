@@ -20,6 +20,7 @@ static void settle_all(rd2h_pw *w) {
   uint64_t until = rd2h_now_ns() + w->o.settle_ms * RD2H_MS;
   for (;;) {
     pw_turn(w);
+    pw_publish(w, true);
     rd2h_pm_stats(w->pm, &st);
     if ((!st.outstanding && !w->todo) || w->now >= until)
       break;
@@ -37,6 +38,7 @@ static void settle_all(rd2h_pw *w) {
 
 static void *sender_main(void *arg) {
   rd2h_pw *w = arg;
+  rd2h_thread_brief();
   rd2h_dev_bind_thread(w->dev); /* a failure is said in the log; what the thread then cannot do fails by itself */
   pthread_mutex_lock(&w->role);
   for (;;) {
@@ -45,6 +47,7 @@ static void *sender_main(void *arg) {
     if (!go_on)
       break;
     pw_turn(w);
+    pw_publish(w, true);
     pw_sleep(w, RD2H_NEVER);
   }
   settle_all(w);

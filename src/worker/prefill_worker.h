@@ -172,7 +172,9 @@ void pw_settle(rd2h_pw *, struct pw_batch *, int status, const char *text);
 void pw_settled(rd2h_pw *, const char *id, int status);
 /* Any thread: a reader of the request will never get it. False: that was known. */
 bool pw_unsent(rd2h_pw *, struct rd2h_str id, int status);
-void pw_publish(rd2h_pw *);
+/* What has settled becomes visible, a dump is made if one is wanted; counters as of now are stored for who cannot have the role. */
+void pw_publish(rd2h_pw *, bool counters);
+void pw_take_stats(rd2h_pw *, struct rd2h_prefill_stats *); /* with the role and mu */
 void pw_queue_free(rd2h_pw *);
 /* prefill_endpoint.c */
 bool pw_endpoint_room(rd2h_pw *, uint32_t endpoint);

@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/thread.h"
 #include <errno.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 #include <zmq.h>
 
 #define TIMEOUT_MAX_MS 3600000u
+#define SLICE_NS 100000u /* the least that the kernel takes */
 
 int rd2h_thread_start(pthread_t *t, const char *name, void *(*fn)(void *), void *arg, struct rd2h_error *err) {
   sigset_t all, old;
@@ -21,6 +24,24 @@ int rd2h_thread_start(pthread_t *t, const char *name, void *(*fn)(void *), void 
     return rd2h_fail(err, RD2H_NOMEM, "thread %s could not be started: %s", name, strerror(rc));
   pthread_setname_np(*t, name);
   return RD2H_OK;
+}
+
+/* As linux/sched/types.h has it; that header and the C library's exclude each other. */
+struct attributes {
+  uint32_t size, policy;
+  uint64_t flags;
+  int32_t nice;
+  uint32_t priority;
+  uint64_t runtime, deadline, period;
+};
+
+void rd2h_thread_brief(void) {
+  struct attributes a = {.size = sizeof a};
+  if (syscall(SYS_sched_getattr, 0, &a, sizeof a, 0) || a.policy != SCHED_OTHER)
+    return; /* who has given it another policy knows why */
+  a.runtime = SLICE_NS;
+  if (syscall(SYS_sched_setattr, 0, &a, 0))
+    RD2H_DEBUG("a control thread keeps the usual slice of time: %s", strerror(errno));
 }
 
 int rd2h_cond_init(pthread_cond_t *c) {

@@ -7,6 +7,9 @@
 
 /* Starts a thread named `name` (at most 15 characters) that takes no signals: those belong to the engine's own threads. */
 int rd2h_thread_start(pthread_t *, const char *name, void *(*fn)(void *), void *arg, struct rd2h_error *);
+/* The calling thread asks for short slices of time: it runs briefly and often, and so is let run as soon as it is woken. Its share of the
+ * CPU stays the same. Kernels before 6.12 take no notice. */
+void rd2h_thread_brief(void);
 int rd2h_cond_init(pthread_cond_t *); /* waits by CLOCK_MONOTONIC */
 void rd2h_monotonic_after(struct timespec *, uint32_t ms);
 
