@@ -13,6 +13,9 @@
 #define LEGACY_HOLD_MS 240000u /* what a Prefill peer holds its sources for at most */
 #define HEARTBEAT_MS 1000
 #define HEARTBEAT_TIMEOUT_MS 5000
+/* Messages of one connection that nobody has read yet: above what a Prefill may have open there (2^18 batches), so that a correct one is
+ * never held back, and its heartbeats with it. One that sends on and on waits in TCP. */
+#define MAX_UNREAD (1 << 19)
 #define ANSWERS_MAX (1 << 18) /* waiting for one peer: as many as a Prefill has open batches; one that reads none is lost */
 #define HELD_TOTAL_BYTES ((size_t)1 << 30)
 #define HELD_PEER_BYTES ((size_t)256 << 20)
@@ -68,7 +71,7 @@ static void *control_main(void *arg) {
 static int bind_router(rd2h_dw *w, struct rd2h_error *err) {
   char address[300];
   bool v6 = strchr(w->o.bind_host, ':') != NULL;
-  const int options[][2] = {{ZMQ_ROUTER_MANDATORY, 1}, {ZMQ_SNDHWM, ANSWERS_MAX}, {ZMQ_RCVHWM, 0}, {ZMQ_LINGER, 0},
+  const int options[][2] = {{ZMQ_ROUTER_MANDATORY, 1}, {ZMQ_SNDHWM, ANSWERS_MAX}, {ZMQ_RCVHWM, MAX_UNREAD}, {ZMQ_LINGER, 0},
                             {ZMQ_IPV6, v6}, {ZMQ_HEARTBEAT_IVL, HEARTBEAT_MS}, {ZMQ_HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS},
                             {ZMQ_BACKLOG, 1024}};
   int64_t most = (int64_t)w->o.max_message_mb << 20;

@@ -7,7 +7,12 @@
 #include <sys/epoll.h>
 #include <zmq.h>
 
-#define MAX_REPLY_BYTES ((int64_t)16 << 20)
+#define MAX_REPLY_BYTES (((int64_t)1 << 20) + 65536) /* an acknowledgement with the largest extension; answers are far below */
+/* Messages of one Decode that nobody has read yet. It owes an answer for each open batch, of which a rank has 2^18, a CANCEL for each
+ * request, and an empty frame now and then: a correct one does not get there, however long the sender was held up. One that sends on
+ * and on is held back by TCP instead of filling the memory. Nothing is lost by that, but heartbeats stand behind it: when none of it
+ * is read for liveness_ms the connection ends. */
+#define MAX_UNREAD (1 << 19)
 #define LOOK_MESSAGES 4096u /* between two looks at timers: a reader that sends on and on holds up nobody */
 #define UP_EVENTS ZMQ_EVENT_HANDSHAKE_SUCCEEDED
 #define HANDSHAKE_FAILED (ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL | ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL | ZMQ_EVENT_HANDSHAKE_FAILED_AUTH)
@@ -44,7 +49,7 @@ void pw_endpoint_mark(rd2h_pw *w, uint32_t endpoint, uint8_t what) {
 /* ---- opening and closing ---- */
 static int set_options(const rd2h_pw *w, void *s, const char *address, struct rd2h_error *err) {
   int live = (int)w->o.liveness_ms, third = live / 3 > 0 ? live / 3 : 1;
-  const int options[][2] = {{ZMQ_RECONNECT_IVL, -1}, {ZMQ_IMMEDIATE, 1}, {ZMQ_SNDHWM, 0}, {ZMQ_RCVHWM, 0}, {ZMQ_LINGER, 0},
+  const int options[][2] = {{ZMQ_RECONNECT_IVL, -1}, {ZMQ_IMMEDIATE, 1}, {ZMQ_SNDHWM, 0}, {ZMQ_RCVHWM, MAX_UNREAD}, {ZMQ_LINGER, 0},
                             {ZMQ_CONNECT_TIMEOUT, (int)w->o.handshake_ms}, {ZMQ_HANDSHAKE_IVL, (int)w->o.handshake_ms},
                             {ZMQ_HEARTBEAT_IVL, third}, {ZMQ_HEARTBEAT_TIMEOUT, live - third}, {ZMQ_IPV6, address[0] == '['}};
   int64_t most = MAX_REPLY_BYTES;
