@@ -104,6 +104,7 @@ uint32_t rd2h_slab_take(struct rd2h_slab *); /* zeroed record; NONE: out of memo
 void rd2h_slab_give(struct rd2h_slab *, uint32_t i);
 void *rd2h_slab_at(const struct rd2h_slab *, uint32_t i);
 bool rd2h_slab_live(const struct rd2h_slab *, uint32_t i);
+int rd2h_slab_reserve(struct rd2h_slab *, uint32_t n); /* the next n takes need no memory; NOMEM, or LIMIT where they pass it */
 void rd2h_slab_free(struct rd2h_slab *);
 
 /* ---- min-heap of deadlines; a key may be in it several times, the owner checks on pop whether it still means something ---- */

@@ -37,6 +37,15 @@ static bool add_chunk(struct rd2h_slab *s) {
   return true;
 }
 
+int rd2h_slab_reserve(struct rd2h_slab *s, uint32_t n) {
+  if (n > s->limit - s->live)
+    return RD2H_LIMIT;
+  while (s->n_chunk * PER_CHUNK - s->live < n)
+    if (!add_chunk(s))
+      return RD2H_NOMEM;
+  return RD2H_OK;
+}
+
 uint32_t rd2h_slab_take(struct rd2h_slab *s) {
   uint32_t i = s->free_head;
   if (s->live >= s->limit)

@@ -288,6 +288,15 @@ static void test_slab(void **state) {
     rd2h_slab_free(&s);
   }
   assert_int_equal(rd2h_slab_take(&s), 0);
+  assert_int_equal(rd2h_slab_reserve(&s, 200), RD2H_LIMIT);
+  assert_int_equal(rd2h_slab_reserve(&s, 150), RD2H_OK);
+  rd2h_alloc_fail_at(1);
+  for (uint32_t i = 1; i <= 150; i++)
+    assert_int_equal(rd2h_slab_take(&s), i);
+  assert_int_equal(rd2h_slab_reserve(&s, 41), RD2H_OK);
+  rd2h_slab_free(&s);
+  assert_int_equal(rd2h_slab_reserve(&s, 1), RD2H_NOMEM);
+  rd2h_alloc_fail_at(0);
   rd2h_slab_free(&s);
 }
 

@@ -78,6 +78,9 @@ void rd2h_dm_ready(rd2h_dm *, uint32_t peer, struct rd2h_wire_ready *msg, uint64
 /* A message that could not be decoded: answered in its turn when it had a layer index (not RD2H_INDEX_NONE). seq: its number where
  * one could be read, or NULL. */
 void rd2h_dm_malformed(rd2h_dm *, uint32_t peer, uint32_t layer_idx, const uint64_t *seq, const char *text, uint64_t now);
+/* A message that could be decoded, but not kept (no memory, a limit): requests that it names end, it is answered in its turn. msg is not
+ * borrowed. */
+void rd2h_dm_not_held(rd2h_dm *, uint32_t peer, const struct rd2h_wire_ready *msg, int status, const char *text, uint64_t now);
 void rd2h_dm_cancel(rd2h_dm *, uint32_t peer, const struct rd2h_wire_cancel *, uint64_t now);
 void rd2h_dm_ping(rd2h_dm *, uint32_t peer, uint64_t value, uint64_t now);
 

@@ -123,8 +123,10 @@ void dm_wait_due(rd2h_dm *m, uint32_t i, uint64_t now) {
   dm_wait_recheck(m, now); /* the same ids in younger messages are decided by the tombstones now */
 }
 
-static uint32_t new_batch(rd2h_dm *m, uint32_t peer, uint32_t layer_idx) {
-  if (!dm_reserve(m)) return RD2H_INDEX_NONE;
+/* *spare: there is no memory for what serving it may take, it can only be answered failed; such a batch comes from what is set aside,
+ * so that the peer gets its answers in order. NONE: that is used up, too. */
+static uint32_t new_batch(rd2h_dm *m, uint32_t peer, uint32_t layer_idx, bool *spare) {
+  *spare = !dm_reserve(m) || rd2h_slab_reserve(&m->batches, DM_SPARE + 1) != RD2H_OK;
   uint32_t i = rd2h_slab_take(&m->batches);
   if (i == RD2H_INDEX_NONE) return i;
   struct dm_batch *b = dm_batch(m, i);
@@ -158,47 +160,62 @@ static bool layer_problem(const rd2h_dm *m, const struct dm_peer *p, const struc
   return true;
 }
 
-/* A message for a layer that cannot be served ends the requests it names: this peer will never fill that layer of them. */
-static void fail_message(rd2h_dm *m, uint32_t i) {
-  struct dm_batch *b = dm_batch(m, i);
-  const struct dm_peer *p = dm_peer(m, b->peer);
-  int status = p->state == DM_PEER_REFUSED ? p->refusal : RD2H_LAYOUT;
-  for (uint32_t k = 0; k < b->msg->n_reqs + b->msg->n_done; k++) {
-    bool is_req = k < b->msg->n_reqs;
+/* A message that cannot be served ends the requests it names: this peer will never fill that layer of them. */
+static void fail_named(rd2h_dm *m, uint32_t peer, const struct rd2h_wire_ready *msg, int status, const char *text) {
+  for (uint32_t k = 0; k < msg->n_reqs + msg->n_done; k++) {
+    bool is_req = k < msg->n_reqs;
     struct rd2h_wire_req w = {0};
-    if (is_req) w = b->msg->req[k];
+    if (is_req) w = msg->req[k];
     else {
-      const struct rd2h_wire_done *d = &b->msg->done[k - b->msg->n_reqs];
+      const struct rd2h_wire_done *d = &msg->done[k - msg->n_reqs];
       w.id = d->id;
       w.has_attempt = d->has_attempt;
       memcpy(w.attempt, d->attempt, RD2H_ATTEMPT);
     }
     uint32_t r = dm_req_by_ext(m, w.id);
-    if (is_req) b->msg->req[k].status = status;
+    if (is_req) msg->req[k].status = status;
     if (r == RD2H_INDEX_NONE || (w.has_attempt && memcmp(w.attempt, dm_req(m, r)->attempt, RD2H_ATTEMPT))) continue;
-    if (dm_req_may_fail(m, r, b->peer)) dm_req_end(m, r, status, b->text, b->peer);
+    if (dm_req_may_fail(m, r, peer)) dm_req_end(m, r, status, text, peer);
   }
+}
+
+#define NO_MEMORY "out of memory at Decode"
+
+/* Not even what is set aside is left: the answer goes out at once, before those of older messages, which is better than none, and the
+ * connection cannot go on. */
+static void answer_at_once(rd2h_dm *m, uint32_t peer, uint32_t layer_idx, const uint64_t *seq, uint64_t now) {
+  struct rd2h_da *a = dm_emit(m, RD2H_DA_REPLY, peer, NULL, NO_MEMORY);
+  a->reply = RD2H_MSG_FAILED;
+  a->layer_idx = layer_idx;
+  a->ours = dm_peer(m, peer)->ours;
+  a->has_seq = seq && a->ours;
+  a->seq = seq ? *seq : 0;
+  m->st.replies++;
+  rd2h_dm_peer_fail(m, peer, NO_MEMORY, now);
 }
 
 void rd2h_dm_ready(rd2h_dm *m, uint32_t peer, struct rd2h_wire_ready *msg, uint64_t now) {
   struct dm_peer *p = dm_peer(m, peer);
   m->now = now;
   m->st.messages++;
-  uint32_t i = p->state == DM_PEER_LOST ? RD2H_INDEX_NONE : new_batch(m, peer, msg->layer_idx);
-  if (i == RD2H_INDEX_NONE) { /* lost, or no memory to answer it in its turn: the connection cannot go on */
+  bool spare, lost = p->state == DM_PEER_LOST;
+  uint32_t i = lost ? RD2H_INDEX_NONE : new_batch(m, peer, msg->layer_idx, &spare);
+  if (i == RD2H_INDEX_NONE) {
+    if (!lost) answer_at_once(m, peer, msg->layer_idx, msg->has_seq ? &msg->seq : NULL, now);
     dm_emit(m, RD2H_DA_FREE_MSG, peer, NULL, NULL)->msg = msg;
-    rd2h_dm_peer_fail(m, peer, "out of memory at Decode", now);
     return;
   }
   struct dm_batch *b = dm_batch(m, i);
   b->msg = msg;
   b->has_seq = msg->has_seq && p->ours;
   b->seq = msg->seq;
-  if (layer_problem(m, p, msg, &b->layer, b->text)) {
+  if (spare) snprintf(b->text, sizeof b->text, NO_MEMORY);
+  if (spare || layer_problem(m, p, msg, &b->layer, b->text)) {
     b->layer_failed = true;
-    fail_message(m, i);
+    fail_named(m, peer, msg, spare ? RD2H_NOMEM : p->state == DM_PEER_REFUSED ? p->refusal : RD2H_LAYOUT, b->text);
   } else {
     m->st.batches++;
+    dm_warm(m, msg);
     for (uint32_t k = 0; k < msg->n_reqs; k++) {
       msg->req[k].status = RD2H_OK;
       if (b->layer != RD2H_INDEX_NONE) admit(m, i, &msg->req[k], now);
@@ -210,14 +227,13 @@ void rd2h_dm_ready(rd2h_dm *m, uint32_t peer, struct rd2h_wire_ready *msg, uint6
   dm_batch_step(m, i, now);
 }
 
-void rd2h_dm_malformed(rd2h_dm *m, uint32_t peer, uint32_t layer_idx, const uint64_t *seq, const char *text, uint64_t now) {
-  struct dm_peer *p = dm_peer(m, peer);
-  m->now = now;
-  m->st.malformed++;
-  if (p->state == DM_PEER_LOST || layer_idx == RD2H_INDEX_NONE) return;
-  uint32_t i = new_batch(m, peer, layer_idx);
+/* Whose message is not in our hands: its answer is all that is due. */
+static void answer_failed_in_turn(rd2h_dm *m, uint32_t peer, uint32_t layer_idx, const uint64_t *seq, const char *text, uint64_t now) {
+  const struct dm_peer *p = dm_peer(m, peer);
+  bool spare;
+  uint32_t i = new_batch(m, peer, layer_idx, &spare);
   if (i == RD2H_INDEX_NONE) {
-    rd2h_dm_peer_fail(m, peer, "out of memory at Decode", now);
+    answer_at_once(m, peer, layer_idx, seq, now);
     return;
   }
   struct dm_batch *b = dm_batch(m, i);
@@ -226,6 +242,21 @@ void rd2h_dm_malformed(rd2h_dm *m, uint32_t peer, uint32_t layer_idx, const uint
   b->layer_failed = true;
   snprintf(b->text, sizeof b->text, "%s", text);
   dm_batch_step(m, i, now);
+}
+
+void rd2h_dm_malformed(rd2h_dm *m, uint32_t peer, uint32_t layer_idx, const uint64_t *seq, const char *text, uint64_t now) {
+  m->now = now;
+  m->st.malformed++;
+  if (dm_peer(m, peer)->state != DM_PEER_LOST && layer_idx != RD2H_INDEX_NONE)
+    answer_failed_in_turn(m, peer, layer_idx, seq, text, now);
+}
+
+void rd2h_dm_not_held(rd2h_dm *m, uint32_t peer, const struct rd2h_wire_ready *msg, int status, const char *text, uint64_t now) {
+  m->now = now;
+  m->st.messages++;
+  if (dm_peer(m, peer)->state == DM_PEER_LOST) return;
+  fail_named(m, peer, msg, status, text);
+  answer_failed_in_turn(m, peer, msg->layer_idx, msg->has_seq ? &msg->seq : NULL, text, now);
 }
 
 /* ---- planning and reading ---- */

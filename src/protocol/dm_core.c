@@ -3,6 +3,8 @@
 #include "protocol/actions.h"
 #include "protocol/dm_internal.h"
 
+#define TEXT_BYTES 16384u /* set aside for what actions say */
+
 static uint32_t or_default(uint32_t v, uint32_t d) { return v ? v : d; }
 static uint64_t or_default_ns(uint64_t v, uint64_t ms) { return v ? v : ms * RD2H_MS; }
 
@@ -29,7 +31,8 @@ int rd2h_dm_create(const struct rd2h_dm_cfg *cfg, rd2h_dm **out, struct rd2h_err
   m->by_ext = rd2h_map_create();
   m->tomb_map = rd2h_map_create();
   m->tomb = rd2h_calloc(m->cfg.tombstones, sizeof *m->tomb);
-  if (!m->by_id || !m->by_ext || !m->tomb_map || !m->tomb) {
+  bool spare = dm_reserve(m) && rd2h_slab_reserve(&m->batches, DM_SPARE) == RD2H_OK && rd2h_buf_room(&m->text, TEXT_BYTES);
+  if (!m->by_id || !m->by_ext || !m->tomb_map || !m->tomb || !spare) {
     rd2h_dm_destroy(m);
     return rd2h_nomem(err, "decode machine");
   }
@@ -71,9 +74,10 @@ static bool act_room(rd2h_dm *m, uint32_t more) {
   return a != NULL;
 }
 
-/* A record sets at most two deadlines before the next one is made; every peer may set one at any time. */
+/* A record sets at most two deadlines before the next one is made; every peer may set one at any time. A spare batch is answered and
+ * its message given back. */
 bool dm_reserve(rd2h_dm *m) {
-  return act_room(m, 8 * (m->peers.live + m->batches.live + m->reqs.live + 1)) &&
+  return act_room(m, 8 * (m->peers.live + m->batches.live + m->reqs.live + 1) + 2 * DM_SPARE) &&
          rd2h_heap_reserve(&m->timers, m->peers.live + 4) == RD2H_OK;
 }
 

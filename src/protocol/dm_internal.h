@@ -7,6 +7,7 @@
 #define DM_TEXT 320
 #define DM_MAX_SLOTS 4096u /* contributors of one request: pp_size * ratio */
 #define DM_MAX_EXTRA 16u   /* layers that only the peer has: a draft model has few, another model has more */
+#define DM_SPARE 256u      /* batches that memory is set aside for, so that what comes when there is no more is answered */
 #define DM_TOMB_ATTEMPTS 4u /* ended attempts remembered of one external id */
 
 /* While a request of a message is not decided, its `status` (final ones are <= 0) says how far it is. */
@@ -121,6 +122,9 @@ void dm_read_over(rd2h_dm *, struct dm_batch *, struct rd2h_wire_req *, int stat
 void dm_batch_fail(rd2h_dm *, uint32_t batch, const char *text, uint64_t now);
 void dm_wait_recheck(rd2h_dm *, uint64_t now);
 void dm_wait_due(rd2h_dm *, uint32_t batch, uint64_t now);
+
+/* dm_warm.c: has what the message's requests need fetched from memory; changes nothing */
+void dm_warm(const rd2h_dm *, const struct rd2h_wire_ready *);
 
 /* requests (dm_request.c) */
 uint32_t dm_req_by_ext(const rd2h_dm *, struct rd2h_str ext);

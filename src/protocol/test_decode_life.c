@@ -627,6 +627,87 @@ static void test_out_of_memory(void **state) {
   }
 }
 
+/* ---- no memory at all, for as long as it lasts ---- */
+static bool no_memory;
+static void *poor_alloc(void *user, size_t n) {
+  (void)user;
+  return no_memory ? NULL : malloc(n);
+}
+static void *poor_realloc(void *user, void *p, size_t n) {
+  (void)user;
+  return no_memory ? NULL : realloc(p, n);
+}
+static void poor_free(void *user, void *p) {
+  (void)user;
+  free(p);
+}
+
+struct answers {
+  uint32_t n, layer[512], failed;
+};
+
+static void take_answers(struct t_dm *t, struct answers *got) {
+  struct rd2h_da a;
+  while (rd2h_dm_next(t->dm, &a)) {
+    if (a.kind == RD2H_DA_REPLY && a.reply != RD2H_MSG_META_NAK) {
+      assert_true(got->n < RD2H_COUNT(got->layer));
+      assert_true(!a.has_seq || a.seq == a.layer_idx + 1);
+      got->failed += a.reply == RD2H_MSG_FAILED;
+      got->layer[got->n++] = a.layer_idx;
+    }
+    t_carry_out(t, &a);
+    t->log[0] = 0;
+  }
+}
+
+/* Every batch gets its answer though there is no memory to serve it: in its turn where that matters and something is set aside. */
+static void answers_without_memory(const struct t_meta *peer, uint32_t n, struct answers *got) {
+  struct t_dm t = t_start(&t_cfg);
+  uint32_t p = t_peer(&t, peer);
+  install(&t, "id", "x", 'a');
+  ready(&t, p, .layer = 0, .seq = peer->ours, .req = {R("x", peer->ours ? 'a' : 0, 0, 4)});
+  expect(&t, "read 8");
+  no_memory = true;
+  *got = (struct answers){0};
+  for (uint32_t i = 1; i <= n; i++) {
+    struct t_msg *m = calloc(1, sizeof *m);
+    m->w = (struct rd2h_wire_ready){.layer_idx = i, .layer = {"model.layers.1.attn", 19}, .req = m->req, .ratio = 1, .n_reqs = 1,
+                                    .has_seq = peer->ours, .seq = i + 1};
+    m->req[0] = (struct rd2h_wire_req){.id = {"unknown", 7}};
+    t.msgs++;
+    rd2h_dm_ready(t.dm, p, &m->w, t.now);
+    take_answers(&t, got);
+  }
+  rd2h_dm_read_done(t.dm, t.read[0], RD2H_OK, "", t.now);
+  take_answers(&t, got);
+  rd2h_dm_tick(t.dm, t.now += 3 * SEC);
+  take_answers(&t, got);
+  no_memory = false;
+  bool seen[512] = {0};
+  for (uint32_t i = 0; i < got->n; i++) {
+    assert_true(got->layer[i] <= n && !seen[got->layer[i]]);
+    seen[got->layer[i]] = true;
+  }
+  assert_int_equal(got->n, n + 1); /* each once */
+  rd2h_dm_peer_lost(t.dm, p, "over", t.now);
+  t_drain(&t);
+  t_stop(&t);
+}
+
+static void test_answers_need_no_memory(void **state) {
+  (void)state;
+  struct answers got;
+  assert_int_equal(rd2h_allocator_set(&(struct rd2h_allocator){poor_alloc, poor_realloc, poor_free, NULL}), RD2H_OK);
+  answers_without_memory(T_LEGACY, 300, &got);
+  for (uint32_t i = 0; i <= 300; i++)
+    assert_int_equal(got.layer[i], i); /* in order */
+  assert_true(got.failed >= 200);
+  answers_without_memory(T_OURS, 300, &got);
+  answers_without_memory(T_LEGACY, 450, &got); /* more than is set aside */
+  assert_true(got.failed >= 350);
+  rd2h_allocator_set(NULL);
+}
+
 static void drop_line(void *user, int level, const char *line) {
   (void)user;
   (void)level;
@@ -665,6 +746,7 @@ int main(void) {
     cmocka_unit_test(test_limits),
     cmocka_unit_test(test_tombstones_are_bounded),
     cmocka_unit_test(test_out_of_memory),
+    cmocka_unit_test(test_answers_need_no_memory),
   };
   rd2h_log_set(drop_line, NULL, RD2H_LOG_ERROR);
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -79,6 +79,10 @@ static void do_reply(rd2h_dw *w, const struct rd2h_da *a) {
   default:
     rd2h_wire_encode_done(&w->out, a->layer_idx, seq, req, n);
   }
+  if (w->out.failed && a->msg) { /* the statuses do not fit what is there; failed without them, all of the message's requests are */
+    rd2h_buf_reset(&w->out);
+    rd2h_wire_encode_failed(&w->out, a->layer_idx, "out of memory at Decode for the answer", seq, NULL, 0);
+  }
   send_out(w, a->peer);
 }
 

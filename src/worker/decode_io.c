@@ -137,21 +137,32 @@ static void malformed(rd2h_dw *w, uint32_t peer, uint32_t layer_idx, const uint6
   rd2h_dm_malformed(w->dm, peer, layer_idx, seq, text, w->now);
 }
 
+static void not_held(rd2h_dw *w, uint32_t peer, const struct rd2h_wire_ready *ready, const struct rd2h_error *err) {
+  if (dw_may_log(w))
+    RD2H_WARN("decode rank %u: a message of %s cannot be kept, what it names fails: %s", w->o.tp_rank, w->peer[peer]->session,
+              err->text);
+  rd2h_dm_not_held(w->dm, peer, ready, err->status, err->text, w->now);
+}
+
 static void on_ready(rd2h_dw *w, uint32_t peer, const uint8_t *p, size_t n) {
   struct rd2h_error err = {0};
   struct rd2h_wire_ready ready;
   uint32_t layer_idx = RD2H_INDEX_NONE;
-  struct rd2h_msg *m = NULL;
-  int rc = rd2h_arena_reserve(&w->scratch, rd2h_wire_arena_need(n));
-  rc = rc ? rd2h_nomem(&err, "a message") : rd2h_wire_decode_ready(p, n, &w->scratch, &ready, &layer_idx, &err);
-  if (!rc)
-    m = rd2h_msg_take(&w->pool, &w->payload, &ready, &w->scratch, &w->peer[peer]->held, &err);
+  uint64_t seq;
+  bool room = !rd2h_arena_reserve(&w->scratch, rd2h_wire_arena_need(n));
+  int rc = rd2h_wire_decode_ready(p, n, &w->scratch, &ready, &layer_idx, &err); /* without room, too: for whom to answer */
+  if (rc && !room)
+    rd2h_nomem(&err, "a message");
+  if (rc) {
+    malformed(w, peer, layer_idx, rd2h_wire_ready_seq(p, n, &seq) ? &seq : NULL, err.text);
+    return;
+  }
+  struct rd2h_msg *m = rd2h_msg_take(&w->pool, &w->payload, &ready, &w->scratch, &w->peer[peer]->held, &err);
   if (m) {
     m->peer = peer;
     rd2h_dm_ready(w->dm, peer, &m->ready, w->now);
   } else {
-    uint64_t seq;
-    malformed(w, peer, layer_idx, rd2h_wire_ready_seq(p, n, &seq) ? &seq : NULL, err.text);
+    not_held(w, peer, &ready, &err);
   }
 }
 

@@ -17,6 +17,7 @@
  * never held back, and its heartbeats with it. One that sends on and on waits in TCP. */
 #define MAX_UNREAD (1 << 19)
 #define ANSWERS_MAX (1 << 18) /* waiting for one peer: as many as a Prefill has open batches; one that reads none is lost */
+#define ANSWER_BYTES 4096u /* set aside for an answer: more than any without statuses takes */
 #define HELD_TOTAL_BYTES ((size_t)1 << 30)
 #define HELD_PEER_BYTES ((size_t)256 << 20)
 enum { KEY_ROUTER, KEY_COMMAND, KEY_DOORMAN, KEY_ENGINE };
@@ -136,7 +137,7 @@ static int start(rd2h_dw *w, struct rd2h_error *err) {
   rd2h_nofile_raise(w->o.max_peers + 256);
   w->by_identity = rd2h_map_create();
   w->live = rd2h_map_create();
-  if (!w->by_identity || !w->live)
+  if (!w->by_identity || !w->live || !rd2h_buf_room(&w->out, ANSWER_BYTES))
     return rd2h_nomem(err, "Decode worker");
   if (!(w->ctx = rd2h_zmq_context(w->o.max_peers + 64, err)))
     return err->status;

@@ -122,3 +122,13 @@ void raw_ready(struct rd2h_buf *b, const struct rig_side *s, uint32_t layer, con
   rd2h_buf_reset(b);
   rd2h_wire_encode_ready(b, &m);
 }
+
+void raw_long_ready(struct rd2h_buf *b, uint32_t layer, uint32_t n) {
+  uint32_t *ids = rd2h_calloc(n, sizeof *ids);
+  struct rd2h_wire_req q = {.id = {"long", 4}, .main = ids, .indexer = ids, .n_main = n, .n_indexer = n};
+  struct rd2h_wire_ready m = {.layer_idx = layer, .layer = {"long", 4}, .n_reqs = 1, .req = &q, .ratio = 1};
+  RIG_CHECK(ids);
+  rd2h_buf_reset(b);
+  rd2h_wire_encode_ready(b, &m);
+  rd2h_free(ids);
+}

@@ -22,6 +22,8 @@ int raw_reply_kind(struct raw *, struct rd2h_wire_reply *); /* kind of the last 
 
 /* MF_META of a side, as a legacy peer of version 0 (3 fields) or 1 (6 fields) would send it. */
 void raw_meta(struct rd2h_buf *, const struct rig_side *, const char *session, uint32_t fields);
+/* READY for a layer with a request nobody knows, of n blocks. */
+void raw_long_ready(struct rd2h_buf *, uint32_t layer, uint32_t n);
 /* READY of the request's blocks [from, to) for a layer; with `done`, its id is named as done. */
 void raw_ready(struct rd2h_buf *, const struct rig_side *, uint32_t layer, const struct rig_request *, uint32_t from, uint32_t to,
                bool done);

@@ -4,7 +4,10 @@
 #include "base/msgpack.h"
 #include <setjmp.h>
 #include <cmocka.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <unistd.h>
+#include <zmq.h>
 
 #define SOON 300 /* ms: how long silence is listened to */
 
@@ -250,6 +253,66 @@ static void oversized_message(void **state) {
   close_case(&x);
 }
 
+/* ---- no memory at Decode ---- */
+static pthread_t test_thread;
+static atomic_bool no_memory;
+
+static bool is_poor(void) {
+  return no_memory && !pthread_equal(pthread_self(), test_thread);
+}
+static void *poor_alloc(void *user, size_t n) {
+  (void)user;
+  return is_poor() ? NULL : malloc(n);
+}
+static void *poor_realloc(void *user, void *p, size_t n) {
+  (void)user;
+  return is_poor() ? NULL : realloc(p, n);
+}
+static void poor_free(void *user, void *p) {
+  (void)user;
+  free(p);
+}
+
+/* A legacy peer counts its answers: each batch has its own, in order, also where there is no memory to keep or even to read it. What it
+ * names ends as soon as that is known. */
+static void batches_without_memory_are_answered(void **state) {
+  (void)state;
+  struct decode_case x;
+  struct rd2h_wire_reply w;
+  struct rig_request r, wide;
+  char session[64], text[RD2H_ERROR_TEXT];
+  test_thread = pthread_self();
+  rd2h_allocator_set(&(struct rd2h_allocator){poor_alloc, poor_realloc, poor_free, NULL});
+  open_case(&x, &(struct rd2h_decode_opts){.legacy_session = true});
+  snprintf(session, sizeof session, "127.0.0.1:%d", (int)getpid());
+  rig_request(&r, "poor", 4, 1, 7);
+  rig_request(&wide, "wide", 32, 0, 0);
+  rig_install(x.d, &r);
+  raw_meta(&x.b, &x.src, session, 6);
+  send_b(&x);
+  expect_reply(&x, RD2H_MSG_META_ACK, &w);
+  no_memory = true;
+  raw_ready(&x.b, &x.src, 0, &r, 0, 4, false); /* can be read, not kept */
+  send_b(&x);
+  raw_long_ready(&x.b, 1, 100000); /* cannot even be read */
+  send_b(&x);
+  raw_ready(&x.b, &x.src, 0, &wide, 0, 1, false);
+  send_b(&x);
+  for (uint32_t i = 0; i < 3; i++) {
+    expect_reply(&x, RD2H_MSG_FAILED, &w);
+    assert_int_equal(w.layer_idx, i % 2);
+    assert_non_null(memmem(w.text.p, w.text.n, "memory", 6));
+  }
+  no_memory = false;
+  assert_int_equal(rig_outcome(x.d, "poor", text), RD2H_NOMEM);
+  raw_ready(&x.b, &x.src, 1, &r, 0, 4, true); /* late: skipped, as if nothing had been */
+  send_b(&x);
+  expect_reply(&x, RD2H_MSG_DONE, &w);
+  assert_int_equal(w.layer_idx, 1);
+  close_case(&x);
+  rd2h_allocator_set(NULL);
+}
+
 /* More connections than max_peers: those that have left make room, a living one is turned away with a reason. */
 static void peers_come_and_go(void **state) {
   (void)state;
@@ -455,6 +518,96 @@ static void nobody_listens(void **state) {
   rig_side_close(&x.src);
 }
 
+/* ---- who sends on and on ---- */
+#define MAX_UNREAD (1u << 19) /* of a connection, in either role */
+#define IN_TRANSIT (1u << 19) /* no more small messages than that lie in TCP's buffers and in the sender's queue */
+
+/* The other thread that writes a line next is held up until the test lets it go on. */
+static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+static atomic_bool armed, held_up;
+static void hold_up(void *user, int level, const char *line) {
+  (void)user;
+  (void)level;
+  (void)line;
+  if (pthread_equal(pthread_self(), test_thread) || !atomic_exchange(&armed, false))
+    return;
+  held_up = true;
+  pthread_mutex_lock(&gate);
+  pthread_mutex_unlock(&gate);
+}
+
+static void hold_up_next(void) {
+  held_up = false;
+  pthread_mutex_lock(&gate);
+  armed = true;
+}
+
+static void wait_held_up(void) {
+  for (uint64_t until = rd2h_now_ns() + RIG_WAIT_MS * RD2H_MS; !held_up && rd2h_now_ns() < until;)
+    usleep(1000);
+  assert_true(held_up);
+}
+
+static bool try_send(const struct raw *r) {
+  if (r->port && zmq_send(r->socket, r->from, r->from_n, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0)
+    return false;
+  return zmq_send(r->socket, "no message that anybody knows", 29, ZMQ_DONTWAIT) >= 0;
+}
+
+/* Sends until the other side takes no more for a while: as much as one connection may leave unread, not what memory holds. */
+static void flood(const struct raw *r) {
+  uint32_t sent = 0, limit = MAX_UNREAD + IN_TRANSIT;
+  for (uint32_t refused = 0; sent <= limit && refused < SOON;) {
+    bool ok = try_send(r);
+    sent += ok;
+    refused = ok ? 0 : refused + 1;
+    if (!ok)
+      usleep(1000);
+  }
+  assert_in_range(sent, MAX_UNREAD, limit);
+}
+
+static void decode_is_flooded(void **state) {
+  (void)state;
+  struct decode_case x;
+  test_thread = pthread_self();
+  rd2h_log_set(hold_up, NULL, RD2H_LOG_WARN);
+  open_case(&x, NULL);
+  hold_up_next();
+  raw_send(&x.raw, "x", 1); /* malformed: a line of the log */
+  wait_held_up();
+  flood(&x.raw);
+  pthread_mutex_unlock(&gate);
+  close_case(&x);
+  rd2h_log_set(NULL, NULL, 0);
+}
+
+static void prefill_is_flooded(void **state) {
+  (void)state;
+  struct prefill_case x;
+  struct raw nobody;
+  struct rig_request other;
+  int one = 1;
+  test_thread = pthread_self();
+  rd2h_log_set(hold_up, NULL, RD2H_LOG_INFO);
+  open_prefill(&x, (struct rd2h_prefill_opts){0}, true);
+  expect_ready(&x, 0, 1, 0);
+  zmq_setsockopt(x.raw.socket, ZMQ_ROUTER_MANDATORY, &one, sizeof one);
+  raw_decode(&nobody, NULL);
+  uint16_t port = nobody.port;
+  raw_close(&nobody);
+  hold_up_next();
+  rig_request(&other, "other", 4, 0, 0);
+  rig_send(&x.send, &other, port, 0, 4, true); /* nobody listens: a line of the log */
+  rig_step(x.p, &x.send, 1, NULL);
+  rig_layers(x.p, 2);
+  wait_held_up();
+  flood(&x.raw);
+  pthread_mutex_unlock(&gate);
+  close_prefill(&x);
+  rd2h_log_set(NULL, NULL, 0);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(draft_kv_is_answered),
@@ -472,6 +625,9 @@ int main(void) {
       cmocka_unit_test(L07_reader_never_answers),
       cmocka_unit_test(queue_is_capped),
       cmocka_unit_test(nobody_listens),
+      cmocka_unit_test(batches_without_memory_are_answered),
+      cmocka_unit_test(decode_is_flooded),
+      cmocka_unit_test(prefill_is_flooded),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
