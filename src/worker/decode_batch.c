@@ -176,6 +176,7 @@ void dw_plan(rd2h_dw *w, uint32_t handle) {
   b->begun = rd2h_trace_now();
   b->queued = false;
   b->retries = 0;
+  b->reread = false;
   b->due = 0;
   b->b = (struct rd2h_batch){.id = handle, .n = n, .bytes = b->d.bytes, .local = b->d.local, .remote = b->d.remote,
                              .len = b->d.len, .remote_region = b->d.region};
@@ -216,8 +217,8 @@ static void completed(rd2h_dw *w, const struct rd2h_completion *c) {
   trace(w, b, c);
   if (dw_retry_later(w, b, c->status))
     return;
-  if (!c->status && w->o.digest)
-    dw_check_digests(w, b);
+  if (!c->status && w->o.digest && !dw_check_digests(w, b))
+    return;
   finish(w, b, c->status, c->status ? rd2h_eng_last_error(w->eng, c->id) : "");
 }
 

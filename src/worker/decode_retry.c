@@ -4,13 +4,18 @@
 
 #define FIRST_REST (10 * RD2H_MS)
 
-bool dw_retry_later(rd2h_dw *w, struct dw_batch *b, int status) {
-  if (status != RD2H_IO || b->retries >= w->o.read_retries || !rd2h_dm_batch_wanted(w->dm, b->handle))
-    return false;
-  b->due = w->now + (FIRST_REST << b->retries++);
+void dw_retry_rest(rd2h_dw *w, struct dw_batch *b) {
+  b->due = w->now + (FIRST_REST << b->retries);
   b->next = w->resting;
   w->resting = b;
   w->count.retried++;
+}
+
+bool dw_retry_later(rd2h_dw *w, struct dw_batch *b, int status) {
+  if (status != RD2H_IO || b->retries >= w->o.read_retries || !rd2h_dm_batch_wanted(w->dm, b->handle))
+    return false;
+  dw_retry_rest(w, b);
+  b->retries++;
   RD2H_DEBUG("decode rank %u: read of %u descriptors from %s failed: %s; tried again (%u of %u)", w->o.tp_rank, b->d.n,
              w->peer[b->peer]->session, rd2h_eng_last_error(w->eng, b->handle), b->retries, w->o.read_retries);
   return true;

@@ -22,6 +22,7 @@ struct dw_batch {
   uint64_t begun; /* ns, only while a trace is taken */
   bool queued; /* the engine had no room: waits in its peer's list */
   uint32_t retries;
+  bool reread; /* its bytes were wrong: this is the second read of them */
   uint64_t due; /* rests until then before it is tried again; 0: does not */
   struct dw_batch *next;
 };
@@ -125,8 +126,9 @@ void dw_submit(rd2h_dw *, struct dw_batch *);   /* after those of its peer that 
 uint32_t dw_complete(rd2h_dw *);              /* takes completions and events of the engine; how many */
 void dw_batches_free(rd2h_dw *);
 /* decode_digest.c */
-void dw_check_digests(rd2h_dw *, const struct dw_batch *); /* before a read that went well is over */
+bool dw_check_digests(rd2h_dw *, struct dw_batch *); /* before a read that went well is over; false: it is not, it is read once more */
 /* decode_retry.c */
+void dw_retry_rest(rd2h_dw *, struct dw_batch *);              /* it is tried again after a rest */
 bool dw_retry_later(rd2h_dw *, struct dw_batch *, int status); /* false: it is not to be tried again */
 bool dw_retry_cancel(rd2h_dw *, struct dw_batch *);            /* false: it does not rest */
 uint64_t dw_retry_run(rd2h_dw *);                              /* tries what has rested; when to come again */

@@ -79,13 +79,32 @@ static void fail_ends_the_damaged_one_alone(void **state) {
   assert_int_equal(rig_outcome(x.d, "whole", NULL), RD2H_OK);
   rig_expect(&x.dst, &r[1], 1);
   rig_decode_stats(x.d, &st);
-  assert_int_equal(st.digests_wrong, 1);
+  assert_int_equal(st.digests_wrong, 2); /* it was read twice */
+  assert_int_equal(st.retried, 1);
   assert_int_equal(st.failed_transport, 1);
   assert_int_equal(st.completed, 1);
   rig_step(x.p, NULL, 0, "whole");
   assert_int_equal(rig_settled(x.p, "whole"), RD2H_OK);
   rig_step(x.p, NULL, 0, "damaged");
   assert_true(rig_settled(x.p, "damaged") != RD2H_OK);
+  rig_pair_close(&x);
+}
+
+/* Damage that does not come again ends nothing: the second of two messages is read a second time, and is right then. */
+static void damage_on_the_way_is_read_again(void **state) {
+  (void)state;
+  struct rig_pair x;
+  struct rig_request r;
+  struct rd2h_decode_stats st;
+  open_pair(&x, 2, RD2H_DIGEST_FAIL, &(struct rd2h_decode_opts){.digest = RD2H_DIGEST_FAIL, .engine = "fault:local,corrupt_every=2"});
+  rig_request(&r, "once", 4, 7, 0);
+  rig_install(x.d, &r);
+  rig_pair_send(&x, &r, 1);
+  assert_int_equal(rig_outcome(x.d, "once", NULL), RD2H_OK);
+  rig_expect(&x.dst, &r, 1);
+  rig_decode_stats(x.d, &st);
+  assert_int_equal(st.retried, 1);
+  expect_counts(&x, 3 * TENSORS * 4, 1, 0);
   rig_pair_close(&x);
 }
 
@@ -137,6 +156,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(what_is_read_is_checked), cmocka_unit_test(log_counts_and_goes_on),
       cmocka_unit_test(fail_ends_the_damaged_one_alone), cmocka_unit_test(damage_at_the_source),
+      cmocka_unit_test(damage_on_the_way_is_read_again),
       cmocka_unit_test(one_side_alone),
   };
   return cmocka_run_group_tests_name("digests", tests, NULL, NULL);
