@@ -159,17 +159,17 @@ OFFLOADING = {
 }
 
 
-def transfer_config(role: str, port: int, offload: bool) -> dict[str, Any]:
-    """offload: beside vLLM's OffloadingConnector. On Prefill that stands first, so that it is the one that loads what it has; on
+def transfer_config(role: str, port: int, model: Model) -> dict[str, Any]:
+    """Of a model with offload: beside vLLM's OffloadingConnector. On Prefill that stands first, so that it is the one that loads what it has; on
     Decode ours does, so that a prompt is pulled."""
     ours = {
         "kv_connector": "SfaRemoteD2HConnector",
         "kv_connector_module_path": "rd2h.vllm",
         "kv_role": role,
         "kv_port": port,
-        "kv_connector_extra_config": {"transfer_backend": "auto"},
+        "kv_connector_extra_config": {"transfer_backend": "auto"} | ({"shared_memory": True} if model.shared else {}),
     }
-    if not offload:
+    if not model.offload:
         return ours
     children = [OFFLOADING, ours] if role == "kv_producer" else [ours, OFFLOADING]
     return {
@@ -193,7 +193,7 @@ class Bench:
             config = {
                 "model": str(models / model.folder),
                 "overrides": model.overrides,
-                "kv": role and transfer_config(role, port, model.offload),
+                "kv": role and transfer_config(role, port, model),
                 "core": core,
                 "engine": engine or {},
             }

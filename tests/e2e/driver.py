@@ -310,6 +310,10 @@ class Driver:
         found = [c._rank.stats() for c in getattr(self._connector(), "_connectors", [self._connector()]) if hasattr(c, "_rank")]
         return found[0] if found else {}
 
+    def do_transports(self) -> list[tuple[str, str, int]]:
+        """What Decode's latest reads came by: engine, way, how many peers."""
+        return [(t.engine, t.way, t.peers) for t in self._connector()._rank.peers(1000).transports]
+
     def do_composition(self) -> dict[str, Any]:
         """What MultiConnector's children did since the last time."""
         c = self._composition

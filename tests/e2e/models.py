@@ -66,6 +66,7 @@ class Model:
     block: int
     block_bytes: int  # of all layers, in fp32
     offload: bool = False  # composed with vLLM's OffloadingConnector
+    shared: bool = False  # Prefill's KV cache lies in shared memory
 
     @property
     def batch_invariant(self) -> bool:
@@ -88,9 +89,9 @@ def _bytes(folder: str, overrides: dict) -> int:
     return BLOCK["mla"] * (main + index)
 
 
-def _model(name: str, folder: str, title: str, offload: bool = False, **overrides) -> Model:
+def _model(name: str, folder: str, title: str, offload: bool = False, shared: bool = False, **overrides) -> Model:
     block = BLOCK["attention" if folder == "llama" else "mla"]
-    return Model(name, folder, title, overrides, folder in ("dsv32", "glm5"), block, _bytes(folder, overrides), offload)
+    return Model(name, folder, title, overrides, folder in ("dsv32", "glm5"), block, _bytes(folder, overrides), offload, shared)
 
 
 MODELS = {
@@ -98,7 +99,13 @@ MODELS = {
     for m in (
         _model("dsv32", "dsv32", "DeepSeek-V3.2"),
         _model("glm5", "glm5", "GLM-5"),
-        _model("glm5-fsfs", "glm5", "GLM-5, every second layer without an indexer", index_topk_pattern="FSFS"),
+        _model(
+            "glm5-fsfs",
+            "glm5",
+            "GLM-5, every second layer without an indexer, Prefill's KV in shared memory",
+            shared=True,
+            index_topk_pattern="FSFS",
+        ),
         _model("dsv3", "dsv3", "DeepSeek-V3 (MLA)"),
         _model("llama", "llama", "Llama (plain attention)"),
         _model("multi", "llama", "Llama, MultiConnector with vLLM's OffloadingConnector on both sides", offload=True),

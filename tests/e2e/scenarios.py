@@ -291,6 +291,18 @@ def two_answers(check: Check) -> None:
     check.served([check.bench.send(tokens, n=2)])
 
 
+def transport(check: Check) -> None:
+    """What KV was really read by: the mapping alone where Prefill's cache lies in shared memory, else the system call alone."""
+    bench = check.bench
+    for i in range(2):  # until Prefill has handed its memory over, it is read by the system call
+        tokens = prompt(f"transport-{i}", 130 + i)
+        bench.oracle([tokens])
+        check.served([bench.send(tokens)])
+    want = [["local", "shared mapping" if bench.model.shared else "process_vm_readv", 1]]
+    said = [list(row) for row in bench.d.call("transports")]
+    check.require(said == want, f"Decode says that it read by {said}, not {want}")
+
+
 def _cached(model: Model) -> bool:
     """Prefix caching and chunked prefill exist on CPU for plain attention only."""
     return model.folder == "llama"
@@ -370,6 +382,7 @@ SCENARIOS = (
     Scenario("prefill-aborted", "Prefill's request aborted between chunks, then a request", lost_prefill, _cached),
     Scenario("rejected-ghost", "a rejected request and its ghost, then a request", rejected),
     Scenario("n-2", "two answers to one prompt", two_answers),
+    Scenario("transport", "what it was read by", transport, lambda m: m.shared or m.name == "llama"),
     Scenario("composed-order", "layer hooks come to ours first", composed_order, _offload, composed=True),
     Scenario("composed-chosen", "the other connector loads the prompt on Prefill", composed_chosen, _offload, composed=True),
     Scenario("composed-metrics", "statistics and metrics of both", composed_metrics, _offload, composed=True),
