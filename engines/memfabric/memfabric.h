@@ -155,6 +155,10 @@ struct mf_read {
 int rd2h_mf_read(struct mf_read *, struct rd2h_error *); /* OK, CANCELED, IO */
 
 /* ---- client.c, session.c: Decode ---- */
+/* How long a peer may be silent after a read of it has failed, and the pause between two questions after that. Tests shorten it. */
+extern struct mf_patience {
+  uint64_t silent_ns, again_ns;
+} rd2h_mf_patience;
 struct mf_client;
 int rd2h_mf_client_open(const struct mf_api *, const struct mf_options *, const char *host, const struct rd2h_engine_opts *,
                         struct mf_client **, struct rd2h_error *);

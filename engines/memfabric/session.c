@@ -203,26 +203,66 @@ static void lose(struct mf_session *s, const char *why) {
     }
 }
 
-/* The library takes no object down while its peer hangs, and nobody else's meanwhile: waits until the peer answers again, fails at
- * once, or is gone. A read may still hang for half a minute, but holds up nobody. */
-static void wait_for_peer(const struct mf_session *s, const struct rd2h_batch *b) {
+/* Whether the peer is gone, answers, or fails at once. A question may hang for half a minute, but holds up nobody. */
+static bool may_go_down(const struct mf_session *s, const struct rd2h_batch *b) {
   static uint8_t byte; /* a late answer may come after this has returned */
+  void *local = &byte;
   uint32_t i = 0;
-  uint64_t begin;
   while (i < b->n - 1 && !b->len[i])
     i++;
-  do {
-    void *local = &byte;
-    const void *remote = (const void *)(uintptr_t)b->remote[i];
-    size_t len = 1;
-    begin = rd2h_now_ns();
-    if (rd2h_mf_probe(s->id, PROBE_MS) == MF_PROBE_GONE || !s->api->batch_read(s->object, &local, s->id, &remote, &len, 1, 0))
-      return;
-  } while (rd2h_now_ns() - begin > MF_SUSPECT_NS && !__atomic_load_n(&exiting, __ATOMIC_RELAXED));
+  const void *remote = (const void *)(uintptr_t)b->remote[i];
+  size_t len = 1;
+  if (rd2h_mf_probe(s->id, PROBE_MS) == MF_PROBE_GONE)
+    return true;
+  uint64_t begin = rd2h_now_ns();
+  return !s->api->batch_read(s->object, &local, s->id, &remote, &len, 1, 0) || rd2h_now_ns() - begin <= MF_SUSPECT_NS;
 }
 
-/* Reads, and says how it went. Destinations of a call that hung are given back only once the object is gone: a late answer could
- * still write to them. The lock is held on entry and on return, not in between. */
+struct mf_patience rd2h_mf_patience = {.silent_ns = 100000 * RD2H_MS, .again_ns = 60000 * RD2H_MS};
+
+/* The peers are told, so that their requests end; the one read keeps its destinations. The lock is held. */
+static void give_up(struct mf_session *s, uint64_t since) {
+  char why[240];
+  snprintf(why, sizeof why, "engine memfabric: %s has been silent for %.0f s after a read of it failed: the session is given up", s->id,
+           (double)(rd2h_now_ns() - since) / 1e9);
+  RD2H_ERR("%s; what that read was to write to cannot be given back before the peer answers or is gone, which is looked for every "
+           "%.0f s", why, (double)rd2h_mf_patience.again_ns / 1e9);
+  lose(s, why);
+}
+
+/* The lock is held on entry and on return, not in between. */
+static void rest(void) {
+  const uint64_t until = rd2h_now_ns() + rd2h_mf_patience.again_ns;
+  for (uint64_t now = rd2h_now_ns(); now < until && !exiting; now = rd2h_now_ns())
+    wait_ms((uint32_t)((until - now) / RD2H_MS) + 1);
+}
+
+/* A call that has failed may still be answered, late: its destinations are held until the object is down. The library would take none
+ * down while its peer hangs, and let nobody else read meanwhile, so the peer is asked first. The lock is held on entry and on return,
+ * not in between. */
+static void take_down(struct mf_session *s, const struct mf_job *j) {
+  const uint64_t begin = rd2h_now_ns();
+  while (!exiting) {
+    pthread_mutex_unlock(&rd2h_mf_lock);
+    bool may = may_go_down(s, j->batch);
+    pthread_mutex_lock(&rd2h_mf_lock);
+    if (may)
+      break;
+    if (rd2h_now_ns() - begin > rd2h_mf_patience.silent_ns) {
+      if (!s->lost)
+        give_up(s, begin);
+      rest();
+    }
+  }
+  drop_object(s);
+}
+
+/* The library looks at all addresses before it moves anything. */
+static bool refused(const struct mf_read *r) {
+  return (r->code == MF_INVALID || r->code == MF_NO_OPERATOR) && r->longest_ns <= MF_SUSPECT_NS;
+}
+
+/* Reads, and says how it went. The lock is held on entry and on return, not in between. */
 static int read_job(struct mf_session *s, struct mf_job *j, uint64_t *bytes) {
   struct mf_read r = {.api = s->api, .object = s->object, .id = s->id, .batch = j->batch, .slice = s->client->slice, .stop = &j->stop,
                       .call_since = &s->call_since, .fresh = s->fresh};
@@ -231,13 +271,12 @@ static int read_job(struct mf_session *s, struct mf_job *j, uint64_t *bytes) {
   int rc = rd2h_mf_read(&r, j->err);
   if (rc == RD2H_IO)
     rc = explain(s, &r, j->err);
-  bool hung = r.code && r.longest_ns > MF_SUSPECT_NS;
-  if (hung)
-    wait_for_peer(s, j->batch);
   pthread_mutex_lock(&rd2h_mf_lock);
   s->fresh = r.fresh;
-  if (hung)
-    drop_object(s);
+  if (rc == RD2H_PEER_LOST)
+    lose(s, j->err->text);
+  if (r.code && !refused(&r))
+    take_down(s, j);
   s->suspect = false;
   rd2h_mf_reading(s, false);
   *bytes = r.done;
@@ -258,7 +297,7 @@ static void run(struct mf_session *s) {
     rc = read_job(s, j, &bytes);
   s->running = NULL;
   s->used_ns = rd2h_now_ns();
-  if (rc == RD2H_PEER_LOST)
+  if (rc == RD2H_PEER_LOST && !s->lost)
     lose(s, j->err->text);
   rd2h_mf_finish(s->client, j, rc, bytes);
   pthread_cond_broadcast(&rd2h_mf_ended);

@@ -112,8 +112,11 @@ DECLARED(void *, smem_trans_create, const char *url, const char *id, const struc
 }
 
 DECLARED(void, smem_trans_destroy, void *object, uint32_t flags) {
+  uint32_t ms = GET(now.destroy_ms);
+  struct timespec pause = {ms / 1000, (long)(ms % 1000) * 1000000};
   (void)flags;
-  now.objects--;
+  nanosleep(&pause, NULL);
+  __atomic_sub_fetch(&now.objects, 1, __ATOMIC_RELAXED);
   free(object);
 }
 

@@ -8,6 +8,7 @@ struct standin {
   int32_t create_code, register_code, read_code; /* what the calls return */
   uint32_t invisible;   /* so many reads find no peer yet */
   uint32_t hang_ms;     /* that a read takes */
+  uint32_t destroy_ms;  /* and an object to be taken down */
   int32_t tls_code;     /* of setting no certificate: 0, as the real library does it, or a refusal */
   uint32_t objects, most_objects, reads, descriptors, registrations;
   int32_t role, op;

@@ -18,6 +18,7 @@
 #define WAIT_MS 10000
 #define BYTES (64u << 10)
 #define SET(field, value) __atomic_store_n(&(field), value, __ATOMIC_RELAXED)
+#define GET(field) __atomic_load_n(&(field), __ATOMIC_RELAXED)
 
 /* ---- pure parts ---- */
 static void ranges_that_touch_become_one(void **state) {
@@ -379,6 +380,73 @@ static void a_session_that_hangs(void **state) {
   bench_close(&b);
 }
 
+/* However soon a call fails: what it was to write to is given back only once the object is down. */
+static void destinations_outlive_the_object(void **state) {
+  static const int32_t codes[] = {-1, -2004};
+  struct bench b;
+  struct load l;
+  const char *why;
+  (void)state;
+  bench_open(&b, "13", NULL);
+  load_set(&l, &b, 1, 1, 100);
+  for (size_t i = 0; i < RD2H_COUNT(codes); i++) {
+    SET(b.lib->read_code, 0);
+    assert_int_equal(read_now(&b, 0, &l, &why).status, RD2H_OK);
+    SET(b.lib->destroy_ms, 300);
+    SET(b.lib->read_code, codes[i]);
+    assert_int_equal(read_now(&b, 0, &l, &why).status, RD2H_IO);
+    assert_int_equal(GET(b.lib->objects), 0);
+    SET(b.lib->destroy_ms, 0);
+  }
+  SET(b.lib->read_code, 0);
+  assert_int_equal(read_now(&b, 0, &l, &why).status, RD2H_OK);
+  SET(b.lib->invisible, 1); /* refused before anything moves */
+  assert_int_equal(read_now(&b, 0, &l, &why).status, RD2H_RANGE);
+  assert_int_equal(GET(b.lib->objects), 1);
+  bench_close(&b);
+}
+
+/* It is given up after a time: its peers are told, others are served, and only the read that hung keeps its destinations until the
+ * peer answers. */
+static void a_peer_that_stays_silent(void **state) {
+  const struct mf_patience before = rd2h_mf_patience;
+  struct rd2h_peer_event ev = {.up = true};
+  struct bench b;
+  struct load slow, other;
+  const char *why;
+  (void)state;
+  bench_open(&b, "13", NULL);
+  peer_open(&b, 1);
+  load_set(&slow, &b, 1, 1, 100);
+  load_set(&other, &b, 2, 1, 100);
+  assert_int_equal(read_now(&b, 1, &other, &why).status, RD2H_OK);
+  rd2h_mf_patience = (struct mf_patience){.silent_ns = 1, .again_ns = 200 * RD2H_MS};
+  SET(b.lib->hang_ms, 1200);
+  SET(b.lib->read_code, -1);
+  assert_int_equal(rd2h_eng_submit(b.e, b.p[0].peer, &slow.b), RD2H_OK);
+  const uint64_t until = rd2h_now_ns() + WAIT_MS * RD2H_MS;
+  while (!rd2h_eng_events(b.e, &ev, 1)) {
+    assert_true(rd2h_now_ns() < until);
+    poll(&(struct pollfd){.fd = rd2h_eng_fd(b.e), .events = POLLIN}, 1, 100);
+  }
+  assert_int_equal(ev.cookie, 0);
+  assert_int_equal(ev.status, RD2H_PEER_LOST);
+  assert_int_equal(rd2h_eng_submit(b.e, b.p[0].peer, &other.b), RD2H_PEER_LOST);
+  assert_int_equal(rd2h_eng_poll(b.e, &(struct rd2h_completion){0}, 1), 0);
+  assert_int_equal(GET(b.lib->objects), 2);
+  SET(b.lib->hang_ms, 0);
+  SET(b.lib->read_code, 0);
+  for (uint32_t i = 0; i < 2; i++) { /* in whichever order */
+    if (!i)
+      assert_int_equal(rd2h_eng_submit(b.e, b.p[1].peer, &other.b), RD2H_OK);
+    struct rd2h_completion c = next(b.e, &why);
+    assert_int_equal(c.status, c.id == 1 ? RD2H_TIMEOUT : RD2H_OK);
+  }
+  assert_int_equal(GET(b.lib->objects), 1);
+  rd2h_mf_patience = before;
+  bench_close(&b);
+}
+
 static void closing_waits_for_no_other_engine(void **state) {
   struct rd2h_error err;
   struct bench b;
@@ -506,6 +574,7 @@ int main(void) {
     cmocka_unit_test(prefill_registers_merged_areas), cmocka_unit_test(older_libraries), cmocka_unit_test(arrays_are_not_copied),
     cmocka_unit_test(configuration), cmocka_unit_test(a_late_link_is_waited_for), cmocka_unit_test(codes_in_errors),
     cmocka_unit_test(no_object_can_be_made), cmocka_unit_test(objects_are_bounded), cmocka_unit_test(a_session_that_hangs),
+    cmocka_unit_test(destinations_outlive_the_object), cmocka_unit_test(a_peer_that_stays_silent),
     cmocka_unit_test(closing_waits_for_no_other_engine), cmocka_unit_test(a_peer_that_is_gone), cmocka_unit_test(store_tls_where_it_works),
   };
   return cmocka_run_group_tests_name("memfabric", cases, NULL, NULL);
