@@ -152,7 +152,7 @@ static void decode_call(rd2h_decode_half *s, struct input *in) {
     break;
   case 2:
     if (posted[i % IDS])
-      rd2h_decode_half_answer(s, id_of(i), i & 64 ? RD2H_OK : RD2H_REFUSED, "said the fuzzer");
+      rd2h_decode_half_answer(s, id_of(i), i & 64 ? RD2H_OK : RD2H_REFUSED, "said the fuzzer", true);
     posted[i % IDS] = false;
     break;
   case 3:

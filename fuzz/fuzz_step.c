@@ -21,7 +21,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
       abort();
     rd2h_step_encode_prefill(&two, &p);
     check(&one, &two);
-  } else if (size && rd2h_step_decode_decode(data, size, &a, &d, NULL) == RD2H_OK && d.n_install + d.n_end) {
+  } else if (size && rd2h_step_decode_decode(data, size, &a, &d, NULL) == RD2H_OK && d.n_install + d.n_end + d.n_answered) {
     rd2h_step_encode_decode(&one, &d);
     if (rd2h_step_decode_decode(one.p, one.len, &a, &d, NULL))
       abort();

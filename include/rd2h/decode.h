@@ -24,8 +24,8 @@ struct rd2h_decode_opts {
   const char *engine;    /* "auto", "local", "noop" */
   uint32_t engine_threads; /* 0: 2 */
   uint32_t park_ms;      /* a READY before its destinations; 0: 2000 */
-  uint32_t queue_ms;     /* from install to the first READY; 0: 600000 */
-  uint32_t progress_ms;  /* between two READYs or answers of a request; 0: 120000 */
+  uint32_t queue_ms;     /* from install to the first READY, or to the answer of the rendezvous; 0: 600000 */
+  uint32_t progress_ms;  /* between two READYs or answers of a request, or from the rendezvous's answer to the first READY; 0: 120000 */
   uint32_t probe_ms;     /* how often peers with open requests are probed; 0: 1000 */
   bool reply_on_read_failure; /* a legacy peer gets READ_FAILED when any read of the batch failed */
   bool legacy_session;   /* test option: see rd2h_engine_opts */

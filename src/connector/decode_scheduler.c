@@ -68,7 +68,8 @@ static void take_answers(rd2h_decode_scheduler *s) {
   do {
     n = rd2h_rendezvous_poll(s->rendezvous, res, RESULTS_AT_ONCE);
     for (uint32_t i = 0; i < n; i++) {
-      rd2h_decode_half_answer(s->half, res[i].id, res[i].status, res[i].text);
+      /* legacy_metaserver takes any answer as delivered, but only a good one says that Prefill has finished. */
+      rd2h_decode_half_answer(s->half, res[i].id, res[i].status, res[i].text, res[i].http >= 200 && res[i].http < 300);
       rd2h_free(res[i].id);
       rd2h_free(res[i].text);
     }

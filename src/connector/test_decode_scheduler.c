@@ -72,7 +72,11 @@ static void test_delivered(void **state) {
   world_open(&w);
   load(&w, "cmpl-a-0-12345678");
   answer(&w, OK_TEXT);
-  assert_int_equal(step(&w).n_end, 0);
+  struct rd2h_decode_step_view v = step(&w);
+  assert_int_equal(v.n_end, 0);
+  assert_int_equal(v.n_answered, 1); /* Prefill has finished: the workers are told, once */
+  assert_memory_equal(v.answered[0].p, "cmpl-a-0-12345678", v.answered[0].n);
+  assert_int_equal(step(&w).n_answered, 0);
   rd2h_decode_scheduler_received(w.d, "cmpl-a-0-12345678", false);
   rd2h_decode_scheduler_finish(w.d, "cmpl-a-0-12345678");
   assert_int_equal(step(&w).n_end, 0);

@@ -20,7 +20,7 @@ struct rd2h_dm_cfg {
   uint32_t max_quarantined; /* ended requests whose blocks reads may still write: above that nothing is installed */
   uint32_t tombstones;  /* ended ids remembered */
   uint64_t park_ns;     /* a READY before its destinations */
-  uint64_t queue_ns;    /* install to first READY */
+  uint64_t queue_ns;    /* install to first READY, or to the answer of the rendezvous */
   uint64_t progress_ns; /* between two signs of progress of a request */
   uint64_t probe_ns;    /* pause between two probes of a peer with open requests */
   uint64_t legacy_hold_ns; /* how long an id that a legacy peer left unsettled is refused */
@@ -120,6 +120,8 @@ struct rd2h_dm_grant { /* copied; see struct rd2h_grant */
 /* A grant that cannot be served (id already live, external id in use, limits, block ids out of range) is reported failed by
  * RD2H_DA_REPORT, like any other end; only out-of-memory and an internal id already live return an error without a report. */
 int rd2h_dm_install(rd2h_dm *, const struct rd2h_dm_grant *, uint64_t now, struct rd2h_error *);
+/* The rendezvous says that Prefill has finished: of a request of which nothing came, the first must come within progress_ns now. */
+void rd2h_dm_answered(rd2h_dm *, struct rd2h_str id, uint64_t now);
 /* Ends a live request with status (ABORTED, or why it cannot come); NOT_FOUND when it is not live. Reported once reads are over. */
 int rd2h_dm_end(rd2h_dm *, struct rd2h_str id, int status, const char *text, uint64_t now);
 

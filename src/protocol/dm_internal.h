@@ -57,7 +57,7 @@ struct dm_req {
   uint32_t ratio, pp_size, n_slots, slots_done;
   struct dm_slot *slot;
   uint32_t *high; /* [slot][layer][2]: entries covered so far without a gap, main and indexer */
-  bool ended, started, legacy;
+  bool ended, started, answered, legacy;
   int status;
   uint64_t installed, progress;
   char text[DM_TEXT];

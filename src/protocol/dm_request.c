@@ -276,11 +276,19 @@ int rd2h_dm_end(rd2h_dm *m, struct rd2h_str id, int status, const char *text, ui
   return RD2H_OK;
 }
 
+void rd2h_dm_answered(rd2h_dm *m, struct rd2h_str id, uint64_t now) {
+  uint32_t i = rd2h_map_get(m->by_id, id.p, id.n);
+  struct dm_req *r = i == RD2H_INDEX_NONE ? NULL : dm_req(m, i);
+  if (!r || r->ended || r->started || r->answered) return;
+  r->answered = true;
+  r->progress = now;
+}
+
 void dm_req_due(rd2h_dm *m, uint32_t i, uint64_t now) {
   struct dm_req *r = dm_req(m, i);
   char text[DM_TEXT];
   if (r->ended) return;
-  uint64_t limit = r->started ? r->progress + m->cfg.progress_ns : r->installed + m->cfg.queue_ns;
+  uint64_t limit = r->started || r->answered ? r->progress + m->cfg.progress_ns : r->installed + m->cfg.queue_ns;
   if (now < limit) {
     dm_req_arm(m, i, limit, now);
     return;
@@ -288,6 +296,9 @@ void dm_req_due(rd2h_dm *m, uint32_t i, uint64_t now) {
   if (r->started)
     snprintf(text, sizeof text, "no progress for %llu ms (progress_ms): Prefill published nothing and no read ended",
              (unsigned long long)(m->cfg.progress_ns / RD2H_MS));
+  else if (r->answered)
+    snprintf(text, sizeof text, "Prefill finished %llu ms ago, as the answer to the rendezvous says, and has published nothing "
+             "(progress_ms)", (unsigned long long)(m->cfg.progress_ns / RD2H_MS));
   else
     snprintf(text, sizeof text, "Prefill published nothing within %llu ms of installation (queue_ms)",
              (unsigned long long)(m->cfg.queue_ns / RD2H_MS));

@@ -345,6 +345,32 @@ static void test_deadlines(void **state) {
 }
 
 /* The time between two signs of progress is short, that before the first is not. */
+/* Before anything came the answer of the rendezvous starts the shorter clock; what comes starts it anew, and a late answer does not. */
+static void test_answered(void **state) {
+  (void)state;
+  struct t_dm t = t_start(&t_cfg);
+  uint32_t p = t_peer(&t, T_OURS);
+  install(&t, "id1", "x", 'a');
+  install(&t, "id2", "y", 'b');
+  install(&t, "id3", "z", 'c');
+  pass(&t, 10 * SEC);
+  rd2h_dm_answered(t.dm, (struct rd2h_str){"id1", 3}, t.now);
+  rd2h_dm_answered(t.dm, (struct rd2h_str){"id3", 3}, t.now);
+  rd2h_dm_answered(t.dm, (struct rd2h_str){"id4", 3}, t.now); /* nobody's */
+  pass(&t, 15 * SEC);
+  rd2h_dm_answered(t.dm, (struct rd2h_str){"id1", 3}, t.now); /* once counts */
+  serve(&t, p, 0, 0, 1, 1);
+  t.log[0] = 0;
+  pass(&t, 5 * SEC);
+  expect(&t, "probe 0; report id3 TIMEOUT");
+  rd2h_dm_answered(t.dm, (struct rd2h_str){"id1", 3}, t.now);
+  pass(&t, 15 * SEC);
+  expect(&t, "probe 0; tell 0 x TIMEOUT; report id1 TIMEOUT");
+  pass(&t, 15 * SEC);
+  expect(&t, "report id2 TIMEOUT"); /* queue_ns after its installation */
+  t_stop(&t);
+}
+
 static void test_short_progress(void **state) {
   (void)state;
   struct rd2h_dm_cfg c = t_cfg;
@@ -735,6 +761,7 @@ int main(void) {
     cmocka_unit_test(test_second_connection_of_a_process),
     cmocka_unit_test(test_metadata_while_batches_are_open),
     cmocka_unit_test(test_deadlines),
+    cmocka_unit_test(test_answered),
     cmocka_unit_test(test_short_progress),
     cmocka_unit_test(test_deadline_waits_for_the_read),
     cmocka_unit_test(test_probe),

@@ -39,7 +39,7 @@ struct rd2h_decode_half {
   uint8_t incarnation[RD2H_ATTEMPT_LEN];
   struct rd2h_map *map, *ext; /* internal id -> request; external id -> the request that is loading under it */
   struct rd2h_slab requests;
-  struct rd2h_queue install, end;
+  struct rd2h_queue install, end, answered;
   uint32_t waiting;
   struct rd2h_arena scratch;
   struct rd2h_buf bytes, body;
@@ -113,6 +113,7 @@ void rd2h_decode_half_destroy(rd2h_decode_half *d) {
   rd2h_slab_free(&d->requests);
   rd2h_free(d->install.i);
   rd2h_free(d->end.i);
+  rd2h_free(d->answered.i);
   rd2h_free(d->host);
   rd2h_free(d->engine_id);
   rd2h_arena_free(&d->scratch);
@@ -139,6 +140,7 @@ static void forget(struct rd2h_decode_half *d, uint32_t index) {
   give_ext(d, r);
   rd2h_queue_remove(&d->install, index);
   rd2h_queue_remove(&d->end, index);
+  rd2h_queue_remove(&d->answered, index);
   rd2h_map_del(d->map, r->id, r->id_len);
   request_free(r);
   rd2h_slab_give(&d->requests, index);
@@ -149,7 +151,8 @@ static int request_new(struct rd2h_decode_half *d, const char *id, uint32_t *ind
   size_t len = strlen(id);
   if (live >= MAX_REQUESTS)
     return rd2h_fail(err, RD2H_LIMIT, "request %s: %u requests wait for KV already, no more fit", id, MAX_REQUESTS);
-  if (rd2h_queue_reserve(&d->install, live + 1) || rd2h_queue_reserve(&d->end, live + 1))
+  if (rd2h_queue_reserve(&d->install, live + 1) || rd2h_queue_reserve(&d->end, live + 1) ||
+      rd2h_queue_reserve(&d->answered, live + 1))
     return rd2h_nomem(err, "a request");
   uint32_t i = rd2h_slab_take(&d->requests);
   if (i == RD2H_INDEX_NONE)
@@ -178,6 +181,7 @@ static void end(struct rd2h_decode_half *d, uint32_t index, int status, const ch
   r->status = status;
   r->text = text && *text ? rd2h_strndup(text, rd2h_utf8_prefix(text, strnlen(text, RD2H_ERROR_TEXT - 1))) : NULL;
   rd2h_queue_remove(&d->install, index);
+  rd2h_queue_remove(&d->answered, index);
   rd2h_queue_push(&d->end, index);
 }
 
@@ -319,7 +323,7 @@ int rd2h_decode_half_alloc(rd2h_decode_half *d, const char *id, const char *para
   return rc;
 }
 
-void rd2h_decode_half_answer(rd2h_decode_half *d, const char *id, int status, const char *text) {
+void rd2h_decode_half_answer(rd2h_decode_half *d, const char *id, int status, const char *text, bool finished) {
   uint32_t index;
   struct request *r = find(d, id, &index);
   if (!r || !r->posted)
@@ -327,6 +331,8 @@ void rd2h_decode_half_answer(rd2h_decode_half *d, const char *id, int status, co
   r->posted = false;
   if (status != RD2H_OK)
     end(d, index, status, text);
+  else if (finished && !r->ended && !r->received)
+    rd2h_queue_push(&d->answered, index);
 }
 
 static struct rd2h_str str_of(const char *s) {
@@ -343,12 +349,16 @@ static void fill_install(const struct request *r, struct rd2h_step_install *o) {
 }
 
 static int make_view(struct rd2h_decode_half *d, struct rd2h_decode_step_view *v) {
-  *v = (struct rd2h_decode_step_view){.n_install = d->install.n, .n_end = d->end.n};
+  *v = (struct rd2h_decode_step_view){.n_install = d->install.n, .n_end = d->end.n, .n_answered = d->answered.n};
+  size_t bytes = v->n_install * sizeof *v->install + v->n_end * sizeof *v->end + v->n_answered * sizeof *v->answered;
   rd2h_arena_reset(&d->scratch);
-  if (rd2h_arena_reserve(&d->scratch, v->n_install * sizeof *v->install + v->n_end * sizeof *v->end + 32))
+  if (rd2h_arena_reserve(&d->scratch, bytes + 48))
     return RD2H_NOMEM;
   v->install = rd2h_arena_alloc(&d->scratch, v->n_install * sizeof *v->install);
   v->end = rd2h_arena_alloc(&d->scratch, v->n_end * sizeof *v->end);
+  v->answered = rd2h_arena_alloc(&d->scratch, v->n_answered * sizeof *v->answered);
+  for (uint32_t k = 0; k < v->n_answered; k++)
+    v->answered[k] = (struct rd2h_str){at(d, d->answered.i[k])->id, at(d, d->answered.i[k])->id_len};
   for (uint32_t k = 0; k < v->n_install; k++)
     fill_install(at(d, d->install.i[k]), &v->install[k]);
   for (uint32_t k = 0; k < v->n_end; k++) {
@@ -369,7 +379,7 @@ int rd2h_decode_half_step_end(rd2h_decode_half *d, struct rd2h_bytes *out, struc
     return rd2h_nomem(err, "a step's bytes");
   for (uint32_t k = 0; k < d->install.n; k++)
     at(d, d->install.i[k])->installed = true;
-  d->install.n = d->end.n = 0;
+  d->install.n = d->end.n = d->answered.n = 0;
   *out = (struct rd2h_bytes){d->bytes.p, d->bytes.len};
   return RD2H_OK;
 }
@@ -404,6 +414,7 @@ void rd2h_decode_half_received(rd2h_decode_half *d, const char *id, bool failed)
   rd2h_blocks_free(r->list);
   rd2h_queue_remove(&d->install, index);
   rd2h_queue_remove(&d->end, index);
+  rd2h_queue_remove(&d->answered, index);
 }
 
 uint32_t rd2h_decode_half_waiting(const rd2h_decode_half *d) {

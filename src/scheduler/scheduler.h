@@ -27,7 +27,7 @@ int rd2h_decode_half_matched(rd2h_decode_half *, const char *id, const char *par
 int rd2h_decode_half_alloc(rd2h_decode_half *, const char *id, const char *params, uint64_t prompt_tokens, uint64_t external,
                            const struct rd2h_block_table *, struct rd2h_error *);
 /* The rendezvous of a request was answered or given up: anything but OK ends the request. */
-void rd2h_decode_half_answer(rd2h_decode_half *, const char *id, int status, const char *text);
+void rd2h_decode_half_answer(rd2h_decode_half *, const char *id, int status, const char *text, bool finished);
 int rd2h_decode_half_step_end(rd2h_decode_half *, struct rd2h_bytes *, struct rd2h_error *);
 void rd2h_decode_half_finish(rd2h_decode_half *, const char *id);
 void rd2h_decode_half_received(rd2h_decode_half *, const char *id, bool failed);

@@ -5,7 +5,7 @@
  * are of one version of the library: another revision is refused by name, never guessed at. Views point into bytes and arena. */
 #include "base/base.h"
 
-#define RD2H_STEP_REVISION 1u
+#define RD2H_STEP_REVISION 2u
 #define RD2H_ATTEMPT_LEN 16u
 #define RD2H_STEP_MAX_ID 1024u     /* bytes of a request id, internal or external */
 #define RD2H_STEP_MAX_HOST 255u
@@ -51,9 +51,10 @@ struct rd2h_step_end {
   struct rd2h_str text;
 };
 struct rd2h_decode_step_view {
-  uint32_t n_install, n_end;
+  uint32_t n_install, n_end, n_answered;
   struct rd2h_step_install *install;
   struct rd2h_step_end *end;
+  struct rd2h_str *answered; /* ids whose rendezvous says that Prefill has finished: what is not there soon does not come */
 };
 
 void rd2h_step_encode_prefill(struct rd2h_buf *, const struct rd2h_prefill_step_view *);

@@ -85,17 +85,19 @@ static void put_end(struct rd2h_buf *b, const struct rd2h_step_end *e) {
 }
 
 void rd2h_step_encode_decode(struct rd2h_buf *b, const struct rd2h_decode_step_view *v) {
-  const uint32_t count[] = {v->n_install, v->n_end};
+  const uint32_t count[] = {v->n_install, v->n_end, v->n_answered};
   uint64_t ids = 0;
-  if (!count[0] && !count[1])
+  if (!count[0] && !count[1] && !count[2])
     return;
   for (uint32_t i = 0; i < v->n_install; i++)
     ids += (uint64_t)v->install[i].n_main + v->install[i].n_indexer;
-  put_head(b, KIND_DECODE, count, 2, ids);
+  put_head(b, KIND_DECODE, count, 3, ids);
   for (uint32_t i = 0; i < v->n_install; i++)
     put_install(b, &v->install[i]);
   for (uint32_t i = 0; i < v->n_end; i++)
     put_end(b, &v->end[i]);
+  for (uint32_t i = 0; i < v->n_answered; i++)
+    put_str(b, v->answered[i]);
 }
 
 /* ---- reading ---- */
@@ -294,7 +296,7 @@ static void get_end(struct reader *r, struct rd2h_step_end *e) {
 
 int rd2h_step_decode_decode(const uint8_t *p, size_t n, struct rd2h_arena *arena, struct rd2h_decode_step_view *out,
                             struct rd2h_error *err) {
-  static const uint32_t least[MAX_SORTS] = {INSTALL_FIELDS + 1 + RD2H_ATTEMPT_LEN, END_FIELDS + 2, 0};
+  static const uint32_t least[MAX_SORTS] = {INSTALL_FIELDS + 1 + RD2H_ATTEMPT_LEN, END_FIELDS + 2, 2};
   struct reader r = {.mp = {p, p + n}, .start = p, .arena = arena};
   struct rd2h_decode_step_view v = {0};
   uint32_t count[MAX_SORTS];
@@ -302,19 +304,23 @@ int rd2h_step_decode_decode(const uint8_t *p, size_t n, struct rd2h_arena *arena
     *out = v;
     return RD2H_OK;
   }
-  int rc = get_head(&r, KIND_DECODE, count, least, 2, err);
+  int rc = get_head(&r, KIND_DECODE, count, least, 3, err);
   if (rc)
     return rc;
-  rc = reserve(&r, count[0] * sizeof *v.install + count[1] * sizeof *v.end, 2 + 2 * (size_t)count[0], err);
+  size_t bytes = count[0] * sizeof *v.install + count[1] * sizeof *v.end + count[2] * sizeof *v.answered;
+  rc = reserve(&r, bytes, 3 + 2 * (size_t)count[0], err);
   if (rc)
     return rc;
-  v.n_install = count[0], v.n_end = count[1];
+  v.n_install = count[0], v.n_end = count[1], v.n_answered = count[2];
   v.install = rd2h_arena_alloc(arena, v.n_install * sizeof *v.install);
   v.end = rd2h_arena_alloc(arena, v.n_end * sizeof *v.end);
+  v.answered = rd2h_arena_alloc(arena, v.n_answered * sizeof *v.answered);
   for (uint32_t i = 0; i < v.n_install && !r.bad; i++)
     get_install(&r, &v.install[i]);
   for (uint32_t i = 0; i < v.n_end && !r.bad; i++)
     get_end(&r, &v.end[i]);
+  for (uint32_t i = 0; i < v.n_answered && !r.bad; i++)
+    v.answered[i] = get_str(&r, 1, RD2H_STEP_MAX_ID);
   if (!complete(&r))
     return malformed(&r, KIND_DECODE, err);
   *out = v;

@@ -56,7 +56,7 @@ static void step(struct half *h) {
 
 static void assert_nothing(struct half *h) {
   step(h);
-  assert_int_equal(h->v.n_install + h->v.n_end, 0);
+  assert_int_equal(h->v.n_install + h->v.n_end + h->v.n_answered, 0);
 }
 
 static void assert_end(struct half *h, const char *id, int status, bool installed) {
@@ -163,7 +163,7 @@ static void test_pulled_once(void **state) {
   assert_int_equal(alloc(&h, "a", PARAMS, 1, 1), 1);
   step(&h);
   assert_int_equal(rd2h_decode_half_waiting(h.d), 1);
-  rd2h_decode_half_answer(h.d, "a", RD2H_OK, NULL);
+  rd2h_decode_half_answer(h.d, "a", RD2H_OK, NULL, true);
   rd2h_decode_half_received(h.d, "a", false);
   rd2h_decode_half_received(h.d, "a", false);
   assert_int_equal(rd2h_decode_half_waiting(h.d), 0);
@@ -197,7 +197,7 @@ static void test_success_does_not_hang_up(void **state) {
   load(&h, "a");
   rd2h_decode_half_received(h.d, "a", false);
   assert_int_equal(h.cancels, 0);
-  rd2h_decode_half_answer(h.d, "a", RD2H_REFUSED, "too late to matter");
+  rd2h_decode_half_answer(h.d, "a", RD2H_REFUSED, "too late to matter", true);
   assert_nothing(&h);
   load(&h, "b");
   rd2h_decode_half_received(h.d, "b", false);
@@ -207,13 +207,36 @@ static void test_success_does_not_hang_up(void **state) {
   half_close(&h);
 }
 
+/* Workers hear once that Prefill has finished; not of an answer that says less, nor when the request has ended meanwhile. */
+static void test_rendezvous_answered(void **state) {
+  struct half h;
+  (void)state;
+  half_open(&h);
+  assert_int_equal(alloc(&h, "a", PARAMS, 100, 100), 1);
+  rd2h_decode_half_answer(h.d, "a", RD2H_OK, NULL, true);
+  step(&h);
+  assert_int_equal(h.v.n_install, 1);
+  assert_int_equal(h.v.n_answered, 1);
+  assert_str(h.v.answered[0], "a");
+  assert_nothing(&h);
+  load(&h, "b");
+  rd2h_decode_half_answer(h.d, "b", RD2H_OK, NULL, false);
+  assert_nothing(&h);
+  load(&h, "c");
+  rd2h_decode_half_answer(h.d, "c", RD2H_OK, NULL, true);
+  rd2h_decode_half_finish(h.d, "c");
+  assert_end(&h, "c", RD2H_ABORTED, true);
+  assert_int_equal(h.v.n_answered, 0);
+  half_close(&h);
+}
+
 static void test_rendezvous_failed(void **state) {
   struct half h;
   (void)state;
   half_open(&h);
   load(&h, "a");
-  rd2h_decode_half_answer(h.d, "a", RD2H_REFUSED, "metaserver answered 404");
-  rd2h_decode_half_answer(h.d, "a", RD2H_IO, "again");
+  rd2h_decode_half_answer(h.d, "a", RD2H_REFUSED, "metaserver answered 404", true);
+  rd2h_decode_half_answer(h.d, "a", RD2H_IO, "again", true);
   assert_end(&h, "a", RD2H_REFUSED, true);
   assert_str(h.v.end->text, "metaserver answered 404");
   rd2h_decode_half_finish(h.d, "a"); /* ended already: not twice */
@@ -231,7 +254,7 @@ static void test_rendezvous_failed_before_the_step(void **state) {
   (void)state;
   half_open(&h);
   assert_int_equal(alloc(&h, "a", PARAMS, 100, 100), 1);
-  rd2h_decode_half_answer(h.d, "a", RD2H_TIMEOUT, NULL);
+  rd2h_decode_half_answer(h.d, "a", RD2H_TIMEOUT, NULL, true);
   assert_end(&h, "a", RD2H_TIMEOUT, false);
   assert_str(h.v.end->text, rd2h_status_text(RD2H_TIMEOUT));
   half_close(&h);
@@ -246,7 +269,7 @@ static void test_abort_while_waiting(void **state) {
   rd2h_decode_half_finish(h.d, "a");
   rd2h_decode_half_finish(h.d, "a");
   assert_int_equal(h.cancels, 1);
-  rd2h_decode_half_answer(h.d, "a", RD2H_IO, "crossed the cancel");
+  rd2h_decode_half_answer(h.d, "a", RD2H_IO, "crossed the cancel", true);
   assert_end(&h, "a", RD2H_ABORTED, true);
   rd2h_decode_half_received(h.d, "a", true);
   assert_nothing(&h);
@@ -363,7 +386,7 @@ static void test_ghosts_and_strangers(void **state) {
   assert_int_equal(alloc(&h, "", PARAMS, 100, 100), RD2H_INVALID);
   rd2h_decode_half_finish(h.d, "0123456789abcdef");
   rd2h_decode_half_received(h.d, "x", true);
-  rd2h_decode_half_answer(h.d, "x", RD2H_IO, "x");
+  rd2h_decode_half_answer(h.d, "x", RD2H_IO, "x", true);
   assert_nothing(&h);
   assert_int_equal(h.posts + h.cancels, 0);
   assert_int_equal(rd2h_decode_half_waiting(h.d), 0);
@@ -442,7 +465,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_what_an_install_carries), cmocka_unit_test(test_attempts_differ_incarnation_stays),
     cmocka_unit_test(test_matched), cmocka_unit_test(test_pulled_once), cmocka_unit_test(test_s08_failed_load_is_computed_here),
-    cmocka_unit_test(test_success_does_not_hang_up), cmocka_unit_test(test_rendezvous_failed),
+    cmocka_unit_test(test_success_does_not_hang_up), cmocka_unit_test(test_rendezvous_answered), cmocka_unit_test(test_rendezvous_failed),
     cmocka_unit_test(test_rendezvous_failed_before_the_step), cmocka_unit_test(test_abort_while_waiting),
     cmocka_unit_test(test_finish_crosses_the_report), cmocka_unit_test(test_external_id_in_use),
     cmocka_unit_test(test_alloc_again), cmocka_unit_test(test_refused_is_reported),

@@ -19,7 +19,8 @@ static struct rd2h_step_install installs[] = {
    .indexer_need = 3},
 };
 static struct rd2h_step_end ends[] = {{STR("e1"), true, RD2H_ABORTED, STR("over")}, {STR("e2"), false, RD2H_REFUSED, STR("404")}};
-static const struct rd2h_decode_step_view decode_view = {1, 2, installs, ends};
+static struct rd2h_str answered[] = {STR("i-12345678")};
+static const struct rd2h_decode_step_view decode_view = {1, 2, 1, installs, ends, answered};
 
 static bool same(struct rd2h_str a, struct rd2h_str b) {
   return a.n == b.n && !memcmp(a.p, b.p, a.n);
@@ -71,6 +72,8 @@ static void test_decode_round_trip(void **state) {
   assert_int_equal(rd2h_step_decode_decode(b.p, b.len, &arena, &v, NULL), RD2H_OK);
   assert_int_equal(v.n_install, 1);
   assert_int_equal(v.n_end, 2);
+  assert_int_equal(v.n_answered, 1);
+  assert_true(same(v.answered[0], answered[0]));
   const struct rd2h_step_install *a = &v.install[0], *w = &installs[0];
   assert_true(same(a->id, w->id) && same(a->ext_id, w->ext_id));
   assert_memory_equal(a->attempt, w->attempt, RD2H_ATTEMPT_LEN);
@@ -100,7 +103,7 @@ static void test_empty(void **state) {
   assert_int_equal(b.len, 0);
   assert_int_equal(rd2h_step_decode_prefill(NULL, 0, &arena, &p, NULL), RD2H_OK);
   assert_int_equal(rd2h_step_decode_decode(NULL, 0, &arena, &d, NULL), RD2H_OK);
-  assert_int_equal(p.n_send + p.n_finished + p.n_preempted + d.n_install + d.n_end, 0);
+  assert_int_equal(p.n_send + p.n_finished + p.n_preempted + d.n_install + d.n_end + d.n_answered, 0);
 }
 
 /* An exact copy on the heap, so that a sanitizer sees one byte too many. */
@@ -170,7 +173,7 @@ static void test_other_revision_and_kind(void **state) {
   assert_says(&e, "Decode step: these are the bytes of a Prefill step");
   b.p[1] = RD2H_STEP_REVISION + 1;
   assert_int_equal(rd2h_step_decode_prefill(b.p, b.len, &arena, &p, &e), RD2H_UNSUPPORTED);
-  assert_says(&e, "revision 2, this library reads 1");
+  assert_says(&e, "revision 3, this library reads 2");
   assert_int_equal(rd2h_step_decode_prefill((const uint8_t *)"\x91\x09", 2, &arena, &p, &e), RD2H_UNSUPPORTED);
   rd2h_buf_free(&b);
   rd2h_arena_free(&arena);
@@ -178,10 +181,10 @@ static void test_other_revision_and_kind(void **state) {
 
 /* Counts that the payload cannot hold reserve nothing. */
 static void test_lying_counts(void **state) {
-  static const uint8_t many_sends[] = {0x96, 1, 1, 0xce, 255, 255, 255, 255, 0, 0, 0},
-                       many_ids[] = {0x96, 1, 1, 0, 0, 0, 0xce, 255, 255, 255, 255},
-                       many_ends[] = {0x95, 1, 2, 0, 0xce, 0, 1, 0, 0, 0},
-                       ids_left[] = {0x95, 1, 2, 0, 1, 1, 0x94, 0xa1, 'e', 0xc2, 18, 0xa0};
+  static const uint8_t many_sends[] = {0x96, 2, 1, 0xce, 255, 255, 255, 255, 0, 0, 0},
+                       many_ids[] = {0x96, 2, 1, 0, 0, 0, 0xce, 255, 255, 255, 255},
+                       many_ends[] = {0x96, 2, 2, 0, 0xce, 0, 1, 0, 0, 0, 0}, many_answers[] = {0x96, 2, 2, 0, 0, 0xce, 0, 1, 0, 0, 0},
+                       ids_left[] = {0x96, 2, 2, 0, 1, 0, 1, 0x94, 0xa1, 'e', 0xc2, 18, 0xa0};
   struct rd2h_arena arena = {0};
   struct rd2h_prefill_step_view p;
   struct rd2h_decode_step_view d;
@@ -189,6 +192,7 @@ static void test_lying_counts(void **state) {
   assert_int_equal(rd2h_step_decode_prefill(many_sends, sizeof many_sends, &arena, &p, NULL), RD2H_MALFORMED);
   assert_int_equal(rd2h_step_decode_prefill(many_ids, sizeof many_ids, &arena, &p, NULL), RD2H_MALFORMED);
   assert_int_equal(rd2h_step_decode_decode(many_ends, sizeof many_ends, &arena, &d, NULL), RD2H_MALFORMED);
+  assert_int_equal(rd2h_step_decode_decode(many_answers, sizeof many_answers, &arena, &d, NULL), RD2H_MALFORMED);
   assert_null(arena.p);
   assert_int_equal(rd2h_step_decode_decode(ids_left, sizeof ids_left, &arena, &d, NULL), RD2H_MALFORMED);
   rd2h_arena_free(&arena);

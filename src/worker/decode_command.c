@@ -211,6 +211,18 @@ static int step_install(rd2h_dw *w, const struct rd2h_step_install *s, struct rd
   return install(w, &g, err);
 }
 
+/* Without memory for it the request waits by its other deadline. */
+static void step_answered(rd2h_dw *w, struct rd2h_str id) {
+  struct dw_command *c = command_new(DW_ANSWERED, id.n);
+  if (!c)
+    return;
+  uint8_t *at = c->data;
+  c->grant.id = put_str(&at, id);
+  pthread_mutex_lock(&w->mu);
+  push_command(w, c);
+  pthread_mutex_unlock(&w->mu);
+}
+
 int rd2h_dw_step(rd2h_dw *w, const void *meta, size_t len, struct rd2h_error *err) {
   struct rd2h_decode_step_view v;
   rd2h_arena_reset(&w->step_arena);
@@ -227,6 +239,8 @@ int rd2h_dw_step(rd2h_dw *w, const void *meta, size_t len, struct rd2h_error *er
   for (uint32_t i = 0; i < v.n_end; i++)
     if (rd2h_dw_end(w, v.end[i].id, v.end[i].status, v.end[i].text) == RD2H_NOT_FOUND && !v.end[i].installed)
       rc = rc ? rc : report_unknown(w, &v.end[i], err);
+  for (uint32_t i = 0; i < v.n_answered; i++)
+    step_answered(w, v.answered[i]);
   return rc;
 }
 
@@ -256,8 +270,10 @@ bool dw_run_commands(rd2h_dw *w) {
     struct dw_command *next = c->next;
     if (c->kind == DW_INSTALL)
       run_install(w, c);
-    else
+    else if (c->kind == DW_END)
       run_end(w, c);
+    else
+      rd2h_dm_answered(w->dm, c->grant.id, w->now);
     rd2h_free(c);
     c = next;
   }

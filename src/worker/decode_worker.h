@@ -47,7 +47,7 @@ struct dw_request {
   char id[];
 };
 
-enum dw_command_kind { DW_INSTALL = 1, DW_END };
+enum dw_command_kind { DW_INSTALL = 1, DW_END, DW_ANSWERED };
 struct dw_command {
   struct dw_command *next;
   enum dw_command_kind kind;

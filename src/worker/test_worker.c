@@ -305,6 +305,27 @@ static void not_installed_in_time(void **state) {
   rig_pair_close(&x);
 }
 
+/* Prefill has finished, says its answer to the rendezvous, and nothing came: that is known long before queue_ms is over. */
+static void nothing_came_of_a_finished_prefill(void **state) {
+  (void)state;
+  struct rig_pair x;
+  struct rig_request r;
+  struct rd2h_error err = {0};
+  struct rd2h_buf b = {0};
+  struct rd2h_str id = {"none", 4};
+  char text[RD2H_ERROR_TEXT];
+  rig_pair_open(&x, &(struct rig_shape){.layers = 1, .blocks = 8}, NULL,
+                &(struct rd2h_decode_opts){.progress_ms = 150, .read_timeout_ms = 100, .park_ms = 40});
+  rig_request(&r, "none", 4, 0, 0);
+  rig_install(x.d, &r);
+  rd2h_step_encode_decode(&b, &(struct rd2h_decode_step_view){.n_answered = 1, .answered = &id});
+  RIG_OK(rd2h_decode_step(x.d, b.p, b.len, &err), &err);
+  assert_int_equal(rig_outcome(x.d, "none", text), RD2H_TIMEOUT);
+  assert_non_null(strstr(text, "the answer to the rendezvous"));
+  rd2h_buf_free(&b);
+  rig_pair_close(&x);
+}
+
 /* ---- back-pressure, memory ---- */
 /* More reads than an engine takes of one peer at once. */
 static void engine_is_full(void **state) {
@@ -441,3 +462,4 @@ int main(void) {
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
+      cmocka_unit_test(nothing_came_of_a_finished_prefill),
