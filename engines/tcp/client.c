@@ -4,13 +4,11 @@
 #include <errno.h>
 #include <signal.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 /* The lock is held. */
 static void wake(struct tcp_client *c) {
-  if (!c->woken)
-    c->woken = !eventfd_write(c->wake, 1);
+  rd2h_ready_set(&c->wake, true);
 }
 
 static void order(struct tcp_client *c, rd2h_peer *p) {
@@ -77,26 +75,14 @@ int rd2h_tcp_client_connect(struct tcp_client *c, const struct rd2h_tcp_conn *at
 
 /* The lock is held. Completions of the peer that nobody has polled vanish with it. */
 static void drop_done(struct tcp_client *c, const rd2h_peer *p) {
-  struct tcp_list all = c->done;
+  struct tcp_list all = tcp_list_take(&c->done);
   struct tcp_slot *s;
-  c->done = (struct tcp_list){0};
-  while ((s = rd2h_tcp_list_pop(&all))) {
+  while ((s = tcp_list_pop(&all))) {
     if (s->peer == p)
       rd2h_tcp_free_slot(c, s);
     else
-      rd2h_tcp_list_push(&c->done, s);
+      tcp_list_push(&c->done, s);
   }
-}
-
-static void drop_event(struct tcp_client *c, const rd2h_peer *gone) {
-  rd2h_peer **at = &c->down;
-  while (*at && *at != gone)
-    at = &(*at)->next_down;
-  if (!*at)
-    return;
-  *at = gone->next_down;
-  if (!*at)
-    c->down_tail = at;
 }
 
 void rd2h_tcp_client_disconnect(struct tcp_client *c, rd2h_peer *p) {
@@ -107,7 +93,7 @@ void rd2h_tcp_client_disconnect(struct tcp_client *c, rd2h_peer *p) {
     pthread_cond_wait(&c->obeyed, &c->lock);
   drop_done(c, p);
   if (p->told)
-    drop_event(c, p);
+    tcp_downs_remove(&c->down, p);
   rd2h_tcp_signal(c);
   pthread_mutex_unlock(&c->lock);
   rd2h_free(p);
@@ -133,7 +119,7 @@ static int submit(struct tcp_client *c, rd2h_peer *p, const struct rd2h_batch *b
   *s = (struct tcp_slot){.b = b, .peer = p, .id = b->id, .submitted = rd2h_now_ns(), .live = true, .failed_at = UINT32_MAX,
                          .err = err};
   p->taken++;
-  rd2h_tcp_list_push(&c->inbox, s);
+  tcp_list_push(&c->inbox, s);
   wake(c);
   return RD2H_OK;
 }
@@ -157,7 +143,7 @@ void rd2h_tcp_client_cancel(struct tcp_client *c, uint64_t id) {
 
 static void forget_told(struct tcp_client *c) {
   struct tcp_slot *s;
-  while ((s = rd2h_tcp_list_pop(&c->told)))
+  while ((s = tcp_list_pop(&c->told)))
     rd2h_tcp_free_slot(c, s);
 }
 
@@ -166,12 +152,12 @@ int rd2h_tcp_client_poll(struct tcp_client *c, struct rd2h_completion *out, int 
   int got = 0;
   pthread_mutex_lock(&c->lock);
   forget_told(c);
-  while (got < n && (s = rd2h_tcp_list_pop(&c->done))) {
+  while (got < n && (s = tcp_list_pop(&c->done))) {
     out[got++] = (struct rd2h_completion){s->id, s->status, s->failed_at, s->bytes};
     s->peer->taken--;
     s->peer = NULL;
     if (s->status)
-      rd2h_tcp_list_push(&c->told, s);
+      tcp_list_push(&c->told, s);
     else
       rd2h_tcp_free_slot(c, s);
   }
@@ -188,13 +174,12 @@ const char *rd2h_tcp_client_error(struct tcp_client *c, uint64_t id) {
 }
 
 int rd2h_tcp_client_events(struct tcp_client *c, struct rd2h_peer_event *out, int n) {
+  rd2h_peer *p;
   int got = 0;
   pthread_mutex_lock(&c->lock);
-  for (; got < n && c->down; got++) {
-    rd2h_peer *p = c->down;
+  for (; got < n && (p = tcp_downs_pop(&c->down)); got++) {
     out[got] = (struct rd2h_peer_event){.cookie = p->cookie, .status = p->why};
     p->told = false;
-    drop_event(c, p);
   }
   rd2h_tcp_signal(c);
   pthread_mutex_unlock(&c->lock);
@@ -202,7 +187,7 @@ int rd2h_tcp_client_events(struct tcp_client *c, struct rd2h_peer_event *out, in
 }
 
 int rd2h_tcp_client_fd(const struct tcp_client *c) {
-  return c->event;
+  return c->ready.fd;
 }
 
 void rd2h_tcp_client_stats(struct tcp_client *c, struct rd2h_engine_stats *out) {
@@ -215,9 +200,7 @@ void rd2h_tcp_client_stats(struct tcp_client *c, struct rd2h_engine_stats *out) 
 static int open_fds(struct tcp_client *c, struct rd2h_error *err) {
   struct epoll_event ev = {.events = EPOLLIN};
   c->epoll = epoll_create1(EPOLL_CLOEXEC);
-  c->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  c->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (c->epoll < 0 || c->wake < 0 || c->event < 0 || epoll_ctl(c->epoll, EPOLL_CTL_ADD, c->wake, &ev))
+  if (c->epoll < 0 || !rd2h_ready_open(&c->wake) || !rd2h_ready_open(&c->ready) || epoll_ctl(c->epoll, EPOLL_CTL_ADD, c->wake.fd, &ev))
     return rd2h_fail(err, RD2H_LIMIT, "engine tcp: cannot open its event descriptors: %s", strerror(errno));
   return RD2H_OK;
 }
@@ -241,8 +224,7 @@ int rd2h_tcp_client_open(uint32_t streams, uint64_t timeout_ns, struct tcp_clien
     return rd2h_nomem(err, "engine tcp");
   c->streams = streams;
   c->timeout = timeout_ns;
-  c->epoll = c->wake = c->event = -1;
-  c->down_tail = &c->down;
+  c->epoll = c->wake.fd = c->ready.fd = -1;
   pthread_mutex_init(&c->lock, NULL);
   pthread_cond_init(&c->obeyed, NULL);
   c->slot = rd2h_alloc(TCP_SLOTS * sizeof *c->slot);
@@ -257,11 +239,6 @@ int rd2h_tcp_client_open(uint32_t streams, uint64_t timeout_ns, struct tcp_clien
   return RD2H_OK;
 }
 
-static void close_fd(int fd) {
-  if (fd >= 0)
-    close(fd);
-}
-
 /* All peers are disconnected. */
 void rd2h_tcp_client_close(struct tcp_client *c) {
   if (c->started) {
@@ -271,9 +248,10 @@ void rd2h_tcp_client_close(struct tcp_client *c) {
     pthread_mutex_unlock(&c->lock);
     pthread_join(c->thread, NULL);
   }
-  close_fd(c->event);
-  close_fd(c->wake);
-  close_fd(c->epoll);
+  rd2h_ready_close(&c->ready);
+  rd2h_ready_close(&c->wake);
+  if (c->epoll >= 0)
+    close(c->epoll);
   pthread_cond_destroy(&c->obeyed);
   pthread_mutex_destroy(&c->lock);
   rd2h_free(c->errs);

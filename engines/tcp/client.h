@@ -3,6 +3,8 @@
 #define RD2H_TCP_CLIENT_H
 /* Inside of Decode's side. One thread owns peers, streams and reads in flight; callers hand it reads and orders under the lock
  * and take completions under it. Bytes land only inside of that thread's calls of readv: what it has given up cannot be written. */
+#include "base/fifo.h"
+#include "base/ready.h"
 #include "engines/tcp/tcp.h"
 
 #define TCP_SLOTS 1024u      /* reads taken and not yet polled, all peers */
@@ -32,9 +34,7 @@ struct tcp_slot {
   uint32_t failed_at;
   struct rd2h_error *err;
 };
-struct tcp_list {
-  struct tcp_slot *head, *tail;
-};
+RD2H_FIFO(tcp_list, struct tcp_slot, next);
 
 /* A request on its way. */
 struct tcp_asked {
@@ -72,11 +72,12 @@ struct rd2h_peer {
   uint32_t n_streams;
   struct tcp_stream stream[];
 };
+RD2H_FIFO(tcp_downs, rd2h_peer, next_down);
 
 struct tcp_client {
   uint32_t streams;
   uint64_t timeout;
-  int epoll, wake, event;
+  int epoll;
   pthread_t thread;
   bool started;
 
@@ -90,16 +91,17 @@ struct tcp_client {
   struct tcp_list inbox, done, told; /* told: failures that the latest poll yielded, kept for their texts */
   struct tcp_slot *free_slots, *slot;
   uint32_t high;        /* slots that were ever taken: the first so many */
-  rd2h_peer *orders, *down, **down_tail;
-  bool woken, cancels, stop, signalled;
+  struct rd2h_ready wake;  /* the thread's: while something is handed over */
+  struct rd2h_ready ready; /* the caller's: while a completion or an event waits */
+  struct tcp_downs down;
+  rd2h_peer *orders;
+  bool cancels, stop;
   struct rd2h_engine_stats stats;
   struct rd2h_error *errs; /* one a slot */
 };
 
 /* slots.c */
-void rd2h_tcp_list_push(struct tcp_list *, struct tcp_slot *);
-struct tcp_slot *rd2h_tcp_list_pop(struct tcp_list *);
-/* The lock is held: the caller's descriptor is readable exactly while a completion or an event waits. */
+/* The lock is held. */
 void rd2h_tcp_signal(struct tcp_client *);
 void rd2h_tcp_free_slot(struct tcp_client *, struct tcp_slot *); /* the lock is held */
 void rd2h_tcp_begin(struct tcp_client *, struct tcp_slot *);     /* the thread takes it over */

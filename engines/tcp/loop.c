@@ -54,7 +54,7 @@ static bool obey_peers(struct tcp_client *c, rd2h_peer *orders) {
 
 static void begin_all(struct tcp_client *c, struct tcp_list *inbox) {
   struct tcp_slot *s;
-  while ((s = rd2h_tcp_list_pop(inbox))) {
+  while ((s = tcp_list_pop(inbox))) {
     rd2h_peer *p = s->peer;
     bool first = !p->queue.head;
     rd2h_tcp_begin(c, s);
@@ -90,17 +90,14 @@ enum obeyed { OBEYED, PEERS_WENT, STOP };
 
 static enum obeyed obey(struct tcp_client *c) {
   pthread_mutex_lock(&c->lock);
-  if (!c->woken) {
+  if (!c->wake.up) {
     pthread_mutex_unlock(&c->lock);
     return OBEYED;
   }
-  eventfd_t v;
-  eventfd_read(c->wake, &v);
-  c->woken = false;
-  struct tcp_list inbox = c->inbox;
+  rd2h_ready_set(&c->wake, false);
+  struct tcp_list inbox = tcp_list_take(&c->inbox);
   rd2h_peer *orders = c->orders;
   bool cancels = c->cancels, stop = c->stop;
-  c->inbox = (struct tcp_list){0};
   c->orders = NULL;
   c->cancels = false;
   pthread_mutex_unlock(&c->lock);

@@ -3,43 +3,13 @@
 #include "engines/tcp/client.h"
 #include <stdio.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #define PIECE_MIN 65536u
 #define PAGE 4096u /* pieces begin where copies are fast */
 
-void rd2h_tcp_list_push(struct tcp_list *l, struct tcp_slot *s) {
-  s->next = NULL;
-  if (l->tail)
-    l->tail->next = s;
-  else
-    l->head = s;
-  l->tail = s;
-}
-
-struct tcp_slot *rd2h_tcp_list_pop(struct tcp_list *l) {
-  struct tcp_slot *s = l->head;
-  if (s && !(l->head = s->next))
-    l->tail = NULL;
-  return s;
-}
-
-static void list_drop(struct tcp_list *l, struct tcp_slot *gone) {
-  struct tcp_slot *all = l->head, *next;
-  l->head = l->tail = NULL;
-  for (; all; all = next) {
-    next = all->next;
-    if (all != gone)
-      rd2h_tcp_list_push(l, all);
-  }
-}
-
 void rd2h_tcp_signal(struct tcp_client *c) {
-  bool want = c->done.head || c->down;
-  eventfd_t v;
-  if (want != c->signalled && !(want ? eventfd_write(c->event, 1) : eventfd_read(c->event, &v)))
-    c->signalled = want;
+  rd2h_ready_set(&c->ready, c->done.head || c->down.head);
 }
 
 void rd2h_tcp_free_slot(struct tcp_client *c, struct tcp_slot *s) {
@@ -77,14 +47,14 @@ void rd2h_tcp_begin(struct tcp_client *c, struct tcp_slot *s) {
   if (all_asked(s)) /* nothing to read */
     rd2h_tcp_end(c, s, RD2H_OK);
   else
-    rd2h_tcp_list_push(&s->peer->queue, s);
+    tcp_list_push(&s->peer->queue, s);
 }
 
 /* Nothing of it is queued or under way any more, or what is will be thrown away. */
 static void take_out(struct tcp_client *c, struct tcp_slot *s) {
   rd2h_peer *p = s->peer;
   if (!all_asked(s))
-    list_drop(&p->queue, s);
+    tcp_list_remove(&p->queue, s);
   for (uint32_t i = 0; s->under_way && i < p->n_streams; i++)
     for (uint32_t k = 0; k < TCP_DEPTH; k++)
       if (p->stream[i].asked[k].slot == s)
@@ -103,7 +73,7 @@ void rd2h_tcp_end(struct tcp_client *c, struct tcp_slot *s, int status) {
   c->stats.descriptors += s->b->n;
   c->stats.canceled += status == RD2H_CANCELED;
   c->stats.failures += status && status != RD2H_CANCELED;
-  rd2h_tcp_list_push(&c->done, s);
+  tcp_list_push(&c->done, s);
   rd2h_tcp_signal(c);
   pthread_mutex_unlock(&c->lock);
 }
@@ -172,7 +142,7 @@ void rd2h_tcp_deal(struct tcp_client *c, rd2h_peer *p) {
     struct tcp_slot *slot = p->queue.head;
     ask(s, slot);
     if (all_asked(slot))
-      rd2h_tcp_list_pop(&p->queue);
+      tcp_list_pop(&p->queue);
     if (!rd2h_tcp_stream_flush(c, s))
       return;
   }
@@ -198,9 +168,7 @@ void rd2h_tcp_lose(struct tcp_client *c, rd2h_peer *p, int status, const char *w
   pthread_mutex_lock(&c->lock);
   p->lost = p->told = true;
   p->why = status;
-  p->next_down = NULL;
-  *c->down_tail = p;
-  c->down_tail = &p->next_down;
+  tcp_downs_push(&c->down, p);
   rd2h_tcp_signal(c);
   pthread_mutex_unlock(&c->lock);
   rd2h_tcp_close_streams(c, p);

@@ -13,7 +13,7 @@
 #define TCP_HELLO 32u             /* Decode to Prefill, first on every stream */
 #define TCP_HEAD 24u              /* of a request; its descriptors follow */
 #define TCP_DESC 16u
-#define TCP_REPLY 16u             /* of a head, a tail, a refusal */
+#define TCP_REPLY 64u             /* of a head, a tail, a refusal: wire.c says why so many */
 #define TCP_DESC_MAX 1000u        /* descriptors of a request; with head and tail below the kernel's limit of iovecs a call */
 #define TCP_PIECE_MAX (1u << 20)  /* bytes that one request asks for */
 #define TCP_WINDOW (1u << 20)     /* bytes of one system call: between two looks at what others want */

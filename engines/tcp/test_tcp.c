@@ -172,7 +172,14 @@ static void liar_close(struct liar *l) {
 /* ---- lies, and what becomes of the read and of the peer ---- */
 enum { OK_SEQ = 0, STAYS = 1 };
 static void say_garbage(struct liar *l) {
-  put(l->fd, "HTTP/1.1 400 Bad Request\r\n\r\n", 28);
+  static const char text[] = "HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+  put(l->fd, text, sizeof text - 1);
+}
+static void say_more_in_a_head(struct liar *l) {
+  uint8_t out[TCP_REPLY];
+  rd2h_tcp_reply_encode(&(struct tcp_reply){TCP_REPLY_HEAD, OK_SEQ, 0, UINT32_MAX}, out);
+  out[TCP_REPLY - 1] = 1;
+  put(l->fd, out, sizeof out);
 }
 static void say_other_number(struct liar *l) {
   liar_say(l, TCP_REPLY_HEAD, 9, 0, UINT32_MAX);
@@ -229,6 +236,7 @@ static const struct lie {
   const char *text;
 } lies[] = {
   {say_garbage, RD2H_MALFORMED, RD2H_MALFORMED, UINT32_MAX, "no reply"},
+  {say_more_in_a_head, RD2H_MALFORMED, RD2H_MALFORMED, UINT32_MAX, "no reply"},
   {say_other_number, RD2H_MALFORMED, RD2H_MALFORMED, UINT32_MAX, "not asked"},
   {say_tail_first, RD2H_MALFORMED, RD2H_MALFORMED, UINT32_MAX, "not asked"},
   {say_head_for_tail, RD2H_MALFORMED, RD2H_MALFORMED, UINT32_MAX, "not asked"},
