@@ -4,6 +4,10 @@
 pool = Pool.create(layers=61, blocks=4096, block_bytes=(131072, 16384))   # rank 0, which hands pool.handle to the others
 pool = Pool.attach(handle, layers=61, blocks=4096, block_bytes=(131072, 16384))
 k = torch.frombuffer(pool.array(0, 0), dtype=torch.bfloat16)              # or numpy.frombuffer
+
+Of another provider of memory (MemFabric's offload API) all ranks join first, at once, each with its own provider text:
+
+Pool.join(layers=61, blocks=4096, block_bytes=(131072, 16384), provider="memfabric,rank=0,world=2,store=tcp://127.0.0.1:23456")
 """
 
 from __future__ import annotations
@@ -24,6 +28,14 @@ class Pool:
         self._p = ffi.gc(p, lib.rd2h_pool_destroy)
         self.layers, self.blocks, self.block_bytes = layers, blocks, tuple(block_bytes)
 
+    @staticmethod
+    def join(layers: int, blocks: int, block_bytes: Sequence[int], provider: str) -> None:
+        """On every rank at once, before create and attach with the same provider: returns when all of the world have called it,
+        within the provider's init_s (90). A process joins once."""
+        opts, _keep = _options(layers, blocks, block_bytes, "auto", None, provider)
+        err = _error()
+        _check(lib.rd2h_pool_join(opts, err), err)
+
     @classmethod
     def create(
         cls,
@@ -36,11 +48,11 @@ class Pool:
         numa_nodes: Iterable[int] = (),
         keep_free: int = 0,
         device: str | None = None,
+        provider: str | None = None,
     ) -> Pool:
         """On one rank. block_bytes: of K and V, or of the one tensor where MLA has one. keep_free: bytes to leave to others. device:
-        pinned for it."""
-        name = ffi.NULL if device is None else ffi.new("char[]", device.encode())
-        opts = _options(layers, blocks, block_bytes, lock, name)
+        pinned for it. provider: whose memory, as it was joined; none: our own."""
+        opts, _keep = _options(layers, blocks, block_bytes, lock, device, provider)
         opts.pages, opts.keep_free = _choice("pages", pages, PAGES), keep_free
         opts.numa_nodes = sum({1 << node for node in numa_nodes})
         out, err = ffi.new("rd2h_pool **"), _error()
@@ -57,11 +69,12 @@ class Pool:
         *,
         lock: str = "auto",
         device: str | None = None,
+        provider: str | None = None,
     ) -> Pool:
         """On the other ranks; refused when the handle is stale or the pool has another shape."""
-        name = ffi.NULL if device is None else ffi.new("char[]", device.encode())
+        opts, _keep = _options(layers, blocks, block_bytes, lock, device, provider)
         out, err = ffi.new("rd2h_pool **"), _error()
-        _check(lib.rd2h_pool_attach(handle.encode(), _options(layers, blocks, block_bytes, lock, name), out, err), err)
+        _check(lib.rd2h_pool_attach(handle.encode(), opts, out, err), err)
         return cls(out[0], layers, blocks, block_bytes)
 
     def close(self) -> None:
@@ -114,10 +127,11 @@ def _choice(name: str, value: str, table: dict[str, int]) -> int:
     return table[value]
 
 
-def _options(layers: int, blocks: int, block_bytes: Sequence[int], lock: str, device):
-    """device: a C string that the caller keeps, or NULL."""
+def _options(layers: int, blocks: int, block_bytes: Sequence[int], lock: str, device: str | None, provider: str | None):
+    """The C options, and their texts, which must be kept as long."""
     opts = ffi.new("struct rd2h_pool_opts *")
-    opts.device = device
+    keep = [ffi.NULL if text is None else ffi.new("char[]", text.encode()) for text in (device, provider)]
+    opts.device, opts.provider = keep
     opts.size = ffi.sizeof("struct rd2h_pool_opts")
     opts.lock = _choice("lock", lock, LOCK)
     if not 1 <= len(block_bytes) <= 2:
@@ -125,4 +139,4 @@ def _options(layers: int, blocks: int, block_bytes: Sequence[int], lock: str, de
     opts.shape.layers, opts.shape.arrays, opts.shape.blocks = layers, len(block_bytes), blocks
     for i, n in enumerate(block_bytes):
         opts.shape.block_bytes[i] = n
-    return opts
+    return opts, keep

@@ -160,8 +160,8 @@ OFFLOADING = {
 
 
 def transfer_config(role: str, port: int, model: Model) -> dict[str, Any]:
-    """Of a model with offload: beside vLLM's OffloadingConnector. On Prefill that stands first, so that it is the one that loads what it has; on
-    Decode ours does, so that a prompt is pulled."""
+    """Of a model with offload: beside vLLM's OffloadingConnector. On Prefill that stands first, so that it is the one that loads what
+    it has; on Decode ours does, so that a prompt is pulled."""
     ours = {
         "kv_connector": "SfaRemoteD2HConnector",
         "kv_connector_module_path": "rd2h.vllm",

@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import queue
+import socket
 import subprocess
 import sys
 import threading
@@ -56,8 +57,8 @@ class Peer:
             raise AssertionError(f"{self._command[2:]} said nothing: {''.join(self._seen)[-1500:]}")
         return said
 
-    def release(self) -> None:
-        self._process.stdin.write("\n")
+    def release(self, text: str = "") -> None:
+        self._process.stdin.write(text + "\n")
         self._process.stdin.flush()
 
     def __enter__(self) -> Peer:
@@ -115,6 +116,22 @@ class Suite:
                 assert told["status"] == 0 and told["wrong"] == 0, told
                 return f"{BYTES} bytes"
 
+    # ---- the pool by rd2h's Python face ----
+    def python_pool(self) -> str:
+        with socket.create_server(("127.0.0.1", 0)) as s:
+            port = s.getsockname()[1]
+        with Peer([self.run, self.python, HERE / "python_pool.py", 0, port]) as zero, \
+             Peer([self.run, self.python, HERE / "python_pool.py", 1, port]) as one:
+            made = zero.hear()
+            one.release(made["handle"])
+            attached = one.hear()
+            zero.release()
+            assert zero.hear()["read"] == "from one"
+            assert made["creator"] and not attached["creator"] and made["base"] == attached["base"], (made, attached)
+            one.release()
+            zero.release()
+            return f"one memory at {made['base']:#x} in both"
+
     # ---- the reference connector ----
     def _reference(self, *role) -> Peer:
         if not self.reference or not (self.reference / "vllm_ascend").is_dir():
@@ -142,6 +159,7 @@ class Suite:
                 ("demo: storage shared by layers", lambda: self.demo("--reuse-buffers", "2")),
                 ("interop: the library's Python engine is Prefill, ours Decode", self.python_prefill),
                 ("interop: the library's Python engine is Decode, ours Prefill", self.python_decode),
+                ("pool: two ranks by the Python face", self.python_pool),
                 ("interop: the reference connector is Prefill, ours Decode", self.reference_prefill),
                 ("interop: the reference connector is Decode, ours Prefill", self.reference_decode), *rows]
 

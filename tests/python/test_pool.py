@@ -10,7 +10,7 @@ import unittest
 
 import torch
 from rd2h import Rd2hError
-from rd2h.core import Decode, KvTensor, Layout
+from rd2h.core import Decode, KvTensor, Layout, status_name
 from rd2h.pool import Pool
 
 SHAPE = {"layers": 2, "blocks": 8, "block_bytes": (1024, 128)}
@@ -63,6 +63,25 @@ class TestPool(unittest.TestCase):
         )
         self.assertGreater(rank.port, 0)
         rank.close()
+
+    def test_providers(self) -> None:
+        """What is said of whose memory it is reaches the library; who needs another's joins first (tests/memfabric has it whole)."""
+        Pool.join(**SHAPE, provider="own")
+        own = Pool.create(**SHAPE, lock="off", provider="own")
+        Pool.attach(own.handle, **SHAPE, provider="own").close()
+        away = "memfabric,rank=0,world=2,store=tcp://127.0.0.1:1,lib=/nowhere/libmf_acc_offload.so"
+        for call in (
+            lambda: Pool.create(**SHAPE, provider=away),
+            lambda: Pool.attach(f"rd2h-pool-memfabric:1:1:200000:{'0' * 32}", **SHAPE, provider=away),
+        ):
+            with self.assertRaisesRegex(Rd2hError, "rd2h_pool_join") as caught:
+                call()
+            self.assertEqual(status_name(caught.exception.status), "STATE")
+        with self.assertRaisesRegex(Rd2hError, "/nowhere/libmf_acc_offload.so") as caught:
+            Pool.join(**SHAPE, provider=away)
+        self.assertEqual(status_name(caught.exception.status), "NOT_FOUND")
+        with self.assertRaisesRegex(Rd2hError, "own, or memfabric"):
+            Pool.join(**SHAPE, provider="cuda")
 
     def test_refusals(self) -> None:
         pool = Pool.create(**SHAPE, lock="off")
