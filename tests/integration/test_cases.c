@@ -132,8 +132,8 @@ static void D06_slow_reader_is_no_dead_one(void **state) {
   (void)state;
   struct rig_pair x;
   struct rd2h_prefill_stats st;
-  rig_pair_open(&x, &shape, &(struct rd2h_prefill_opts){.liveness_ms = 60},
-                &(struct rd2h_decode_opts){.engine = "fault:local,delay_ms=250"});
+  rig_pair_open(&x, &shape, &(struct rd2h_prefill_opts){.liveness_ms = 400},
+                &(struct rd2h_decode_opts){.engine = "fault:local,delay_ms=1200"});
   serve(&x, "slow", 1);
   rd2h_prefill_stats(x.p, &st);
   assert_int_equal(st.epochs_lost + st.given_up + st.failed_expired + st.failed_peer_lost, 0);

@@ -164,7 +164,7 @@ static void decode_dies_by(int signal) {
   rig_put(first.to, 0);
   uint16_t port = (uint16_t)rig_get(first.from);
   rig_side_open(&src, &ring);
-  rd2h_prefill *p = rig_prefill(&src, &(struct rd2h_prefill_opts){.liveness_ms = 200});
+  rd2h_prefill *p = rig_prefill(&src, &(struct rd2h_prefill_opts){.liveness_ms = 1000});
   rig_request(&r, "stuck", 12, 0, 0);
   rig_send(&send, &r, port, 0, 12, true);
   rig_step(p, &send, 1, NULL);
@@ -253,11 +253,11 @@ static void D04_D05_prefill_stops(void **state) {
     uint64_t asked = rd2h_now_ns();
     assert_true(rd2h_decode_dump(d, text, sizeof text) > 0);
     assert_non_null(strstr(text, "decode rank 0 of 1 at"));
-    assert_true(rd2h_now_ns() - asked < 500 * RD2H_MS);
+    assert_true(rd2h_now_ns() - asked < 1500 * RD2H_MS);
   }
   assert_int_equal(rig_outcome(d, "dies", text), RD2H_TIMEOUT);
   assert_non_null(strstr(text, "progress_ms"));
-  assert_true(rd2h_now_ns() - begun < 2000 * RD2H_MS);
+  assert_true(rd2h_now_ns() - begun < 5000 * RD2H_MS);
   kill(c.pid, SIGCONT);
   end(&c, SIGKILL);
   rd2h_decode_destroy(d);

@@ -144,7 +144,7 @@ static void event_that_never_comes(void **state) {
   (void)state;
   struct rig_pair x;
   struct rig_request r;
-  open_streamed(&x, 2, &(struct rd2h_prefill_opts){.event_ms = 40});
+  open_streamed(&x, 2, &(struct rd2h_prefill_opts){.event_ms = 400});
   struct standin_stream hung = {.held = true}, old = stream;
   stream = hung;
   begin(&x, &r, "failed", 0);
