@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/timerfd.h>
 #include <time.h>
 #include <unistd.h>
@@ -28,20 +27,20 @@ static int add_fd(int epoll, int fd) {
 }
 
 static int open_fds(struct mf_client *c, struct rd2h_error *err) {
-  c->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   c->timer = timerfd_create(CLOCK_BOOTTIME, TFD_CLOEXEC | TFD_NONBLOCK);
   c->epoll = epoll_create1(EPOLL_CLOEXEC);
-  if (c->epoll < 0 || add_fd(c->epoll, c->event) || add_fd(c->epoll, c->timer))
+  if (!rd2h_ready_open(&c->ready) || c->epoll < 0 || add_fd(c->epoll, c->ready.fd) || add_fd(c->epoll, c->timer))
     return rd2h_fail(err, RD2H_LIMIT, "engine memfabric: event descriptors: %s; raise the limit of open files (ulimit -n)",
                      strerror(errno));
   return RD2H_OK;
 }
 
 static void free_client(struct mf_client *c) {
-  const int fds[] = {c->epoll, c->timer, c->event};
+  const int fds[] = {c->epoll, c->timer};
   for (size_t i = 0; i < RD2H_COUNT(fds); i++)
     if (fds[i] >= 0)
       close(fds[i]);
+  rd2h_ready_close(&c->ready);
   rd2h_free(c->job);
   rd2h_free(c->err);
   rd2h_free(c);
@@ -55,7 +54,7 @@ int rd2h_mf_client_open(const struct mf_api *api, const struct mf_options *o, co
   c->api = api;
   c->o = *o;
   c->slice = opts->slice_bytes ? opts->slice_bytes : SLICE;
-  c->event = c->timer = c->epoll = -1;
+  c->ready.fd = c->timer = c->epoll = -1;
   snprintf(c->host, sizeof c->host, "%s", host);
   c->job = rd2h_calloc(MF_JOBS, sizeof *c->job);
   c->err = rd2h_calloc(MF_JOBS, sizeof *c->err);
@@ -134,14 +133,13 @@ int rd2h_mf_client_connect(struct mf_client *c, struct rd2h_blob session, struct
 }
 
 static void drop_jobs(struct mf_client *c, struct mf_list *l, const rd2h_peer *p) {
-  struct mf_list all = *l;
+  struct mf_list all = mf_list_take(l);
   struct mf_job *j;
-  *l = (struct mf_list){0};
-  while ((j = rd2h_mf_pop(&all)))
+  while ((j = mf_list_pop(&all)))
     if (j->peer == p)
       rd2h_mf_give(c, j);
     else
-      rd2h_mf_push(l, j);
+      mf_list_push(l, j);
 }
 
 /* While the object is still being made nothing is written: the job is simply taken away. Else its call must end. */
@@ -210,19 +208,10 @@ int rd2h_mf_client_submit(struct mf_client *c, rd2h_peer *p, const struct rd2h_b
     if (outside != UINT32_MAX)
       refuse(c, j, b, outside);
     else
-      rd2h_mf_push(&s->queue, j);
+      mf_list_push(&s->queue, j);
   }
   unlock();
   return rc;
-}
-
-static void unqueue(struct mf_list *l, const struct mf_job *gone) {
-  struct mf_list all = *l;
-  struct mf_job *j;
-  *l = (struct mf_list){0};
-  while ((j = rd2h_mf_pop(&all)))
-    if (j != gone)
-      rd2h_mf_push(l, j);
 }
 
 static void stop(struct mf_client *c, struct mf_job *j) {
@@ -234,7 +223,7 @@ static void stop(struct mf_client *c, struct mf_job *j) {
   if (s->running == j)
     s->running = NULL;
   else
-    unqueue(&s->queue, j);
+    mf_list_remove(&s->queue, j);
   rd2h_fail(j->err, RD2H_CANCELED, "engine memfabric: canceled before it was read");
   rd2h_mf_finish(c, j, RD2H_CANCELED, 0);
 }
@@ -272,7 +261,7 @@ static void look_after(struct mf_client *c) {
 
 static void forget_told(struct mf_client *c) {
   struct mf_job *j;
-  while ((j = rd2h_mf_pop(&c->told)))
+  while ((j = mf_list_pop(&c->told)))
     rd2h_mf_give(c, j);
 }
 
@@ -282,12 +271,12 @@ int rd2h_mf_client_poll(struct mf_client *c, struct rd2h_completion *out, int n)
   lock();
   forget_told(c);
   look_after(c);
-  while (got < n && (j = rd2h_mf_pop(&c->done))) {
+  while (got < n && (j = mf_list_pop(&c->done))) {
     out[got++] = (struct rd2h_completion){j->id, j->status, UINT32_MAX, j->bytes};
     j->peer->n--;
     j->peer = NULL;
     if (j->status)
-      rd2h_mf_push(&c->told, j);
+      mf_list_push(&c->told, j);
     else
       rd2h_mf_give(c, j);
   }

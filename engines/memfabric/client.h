@@ -3,6 +3,8 @@
 #define RD2H_MEMFABRIC_CLIENT_H
 /* Inside of the Decode side. One lock, rd2h_mf_lock, guards all of it: sessions outlive the engine they were made for, until their
  * thread has taken the transfer object down. */
+#include "base/fifo.h"
+#include "base/ready.h"
 #include "engines/memfabric/memfabric.h"
 #include <pthread.h>
 
@@ -19,9 +21,7 @@ struct mf_job {
   int status;
   bool taken, stop; /* stop: read while the job runs, so always by atomic access */
 };
-struct mf_list {
-  struct mf_job *head, *tail;
-};
+RD2H_FIFO(mf_list, struct mf_job, next);
 
 /* What is read from one Prefill process: its transfer object, and the thread that alone makes, uses and takes it down. */
 struct mf_session {
@@ -61,8 +61,9 @@ struct mf_client {
   struct rd2h_error *err;
   uint32_t running; /* sessions that read */
   uint32_t downs;   /* peers with tell_down */
-  int event, timer, epoll;
-  bool signalled, armed;
+  struct rd2h_ready ready; /* while a completion or an event waits */
+  int timer, epoll;        /* epoll joins both */
+  bool armed;
   struct rd2h_engine_stats stats;
 };
 
@@ -71,8 +72,6 @@ extern pthread_mutex_t rd2h_mf_lock;
 extern pthread_cond_t rd2h_mf_ended;
 
 /* ---- jobs.c; the lock is held ---- */
-void rd2h_mf_push(struct mf_list *, struct mf_job *);
-struct mf_job *rd2h_mf_pop(struct mf_list *);
 void rd2h_mf_give(struct mf_client *, struct mf_job *);
 /* Hands a job over to poll; its err is filled where status is not OK. */
 void rd2h_mf_finish(struct mf_client *, struct mf_job *, int status, uint64_t bytes);

@@ -5,22 +5,6 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
-void rd2h_mf_push(struct mf_list *l, struct mf_job *j) {
-  j->next = NULL;
-  if (l->tail)
-    l->tail->next = j;
-  else
-    l->head = j;
-  l->tail = j;
-}
-
-struct mf_job *rd2h_mf_pop(struct mf_list *l) {
-  struct mf_job *j = l->head;
-  if (j && !(l->head = j->next))
-    l->tail = NULL;
-  return j;
-}
-
 void rd2h_mf_give(struct mf_client *c, struct mf_job *j) {
   j->taken = false;
   j->peer = NULL;
@@ -28,14 +12,8 @@ void rd2h_mf_give(struct mf_client *c, struct mf_job *j) {
   c->free_jobs = j;
 }
 
-/* The eventfd is up exactly while a completion or an event waits. */
 void rd2h_mf_set_signal(struct mf_client *c) {
-  bool want = c->done.head || c->downs;
-  uint64_t v = 1;
-  if (want == c->signalled)
-    return;
-  ssize_t n = want ? write(c->event, &v, sizeof v) : read(c->event, &v, sizeof v);
-  c->signalled = n == (ssize_t)sizeof v ? want : c->signalled;
+  rd2h_ready_set(&c->ready, c->done.head || c->downs);
 }
 
 void rd2h_mf_finish(struct mf_client *c, struct mf_job *j, int status, uint64_t bytes) {
@@ -47,13 +25,13 @@ void rd2h_mf_finish(struct mf_client *c, struct mf_job *j, int status, uint64_t 
   j->status = status;
   j->bytes = bytes;
   j->batch = NULL;
-  rd2h_mf_push(&c->done, j);
+  mf_list_push(&c->done, j);
   rd2h_mf_set_signal(c);
 }
 
 void rd2h_mf_fail_queued(struct mf_session *s, int status, const char *why) {
   struct mf_job *j;
-  while ((j = rd2h_mf_pop(&s->queue))) {
+  while ((j = mf_list_pop(&s->queue))) {
     rd2h_fail(j->err, status, "%s", why);
     rd2h_mf_finish(s->client, j, status, 0);
   }

@@ -285,7 +285,7 @@ static int read_job(struct mf_session *s, struct mf_job *j, uint64_t *bytes) {
 
 /* One job from the queue to its end. The lock is held on entry and on return. */
 static void run(struct mf_session *s) {
-  struct mf_job *j = s->running = rd2h_mf_pop(&s->queue);
+  struct mf_job *j = s->running = mf_list_pop(&s->queue);
   struct rd2h_error err = {0};
   uint64_t bytes = 0;
   int rc = ensure_object(s, j, &err);

@@ -45,11 +45,10 @@ static void take_work(rd2h_engine *e) {
     e->order = NULL;
     pthread_cond_broadcast(&e->ordered);
   }
-  got = e->submitted;
-  e->submitted = (struct ucx_list){0};
+  got = ucx_list_take(&e->submitted);
   e->stopping = e->stop;
   pthread_mutex_unlock(&e->lock);
-  for (struct ucx_slot *s; (s = rd2h_ucx_list_pop(&got));)
+  for (struct ucx_slot *s; (s = ucx_list_pop(&got));)
     rd2h_ucx_begin(e, s);
 }
 

@@ -70,9 +70,7 @@ void rd2h_ucx_peer_lose(rd2h_engine *e, rd2h_peer *p, const char *why) {
   close_endpoint(e, p); /* ends what is under way */
   pthread_mutex_lock(&e->lock);
   p->told = true;
-  p->next_down = NULL;
-  *e->down_tail = p;
-  e->down_tail = &p->next_down;
+  ucx_downs_push(&e->down, p);
   rd2h_ucx_signal(e);
   pthread_mutex_unlock(&e->lock);
 }
@@ -187,11 +185,10 @@ static bool of_peer(const struct ucx_slot *s, const rd2h_peer *p) {
 
 /* Reads of it that UCX cannot write for any more. The lock is held. */
 static void drop_slots(rd2h_engine *e, struct ucx_list *l, const rd2h_peer *p) {
-  struct ucx_list all = *l;
-  *l = (struct ucx_list){0};
-  for (struct ucx_slot *s; (s = rd2h_ucx_list_pop(&all));) {
+  struct ucx_list all = ucx_list_take(l);
+  for (struct ucx_slot *s; (s = ucx_list_pop(&all));) {
     if (!of_peer(s, p)) {
-      rd2h_ucx_list_push(l, s);
+      ucx_list_push(l, s);
       continue;
     }
     s->live = false;
@@ -203,17 +200,14 @@ static void drop_slots(rd2h_engine *e, struct ucx_list *l, const rd2h_peer *p) {
 /* From here on nothing of it is begun, ended or told. */
 int rd2h_ucx_peer_leave(rd2h_engine *e, void *leave, struct rd2h_error *err) {
   struct ucx_leave *l = leave;
-  rd2h_peer *p = l->peer, **at;
+  rd2h_peer *p = l->peer;
   (void)err;
   p->leaving = true;
   p->left_ns = rd2h_now_ns();
   p->fenced = &l->fenced;
   rd2h_ucx_busy(e, p);
   pthread_mutex_lock(&e->lock);
-  for (at = &e->down; *at && *at != p; at = &(*at)->next_down)
-    ;
-  if (*at && !(*at = p->next_down))
-    e->down_tail = at;
+  ucx_downs_remove(&e->down, p);
   drop_slots(e, &e->submitted, p);
   drop_slots(e, &e->done, p);
   rd2h_ucx_signal(e);

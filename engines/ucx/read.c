@@ -2,31 +2,11 @@
 /* Reads in flight: posted as gets within what may be under way, ended once. */
 #include "engines/ucx/ucx.h"
 #include <stdio.h>
-#include <sys/eventfd.h>
 
 #define SILENCE_NS (2000 * RD2H_MS) /* a peer that has answered nothing for so long holds up no read that is to end */
 
-void rd2h_ucx_list_push(struct ucx_list *l, struct ucx_slot *s) {
-  s->next = NULL;
-  if (l->tail)
-    l->tail->next = s;
-  else
-    l->head = s;
-  l->tail = s;
-}
-
-struct ucx_slot *rd2h_ucx_list_pop(struct ucx_list *l) {
-  struct ucx_slot *s = l->head;
-  if (s && !(l->head = s->next))
-    l->tail = NULL;
-  return s;
-}
-
 void rd2h_ucx_signal(rd2h_engine *e) {
-  bool want = e->done.head || e->down;
-  eventfd_t v;
-  if (want != e->ready_set && !(want ? eventfd_write(e->ready, 1) : eventfd_read(e->ready, &v)))
-    e->ready_set = want;
+  rd2h_ready_set(&e->ready, e->done.head || e->down.head);
 }
 
 /* ---- gets ---- */
@@ -171,7 +151,7 @@ void rd2h_ucx_busy(rd2h_engine *e, rd2h_peer *p) {
 }
 
 void rd2h_ucx_begin(rd2h_engine *e, struct ucx_slot *s) {
-  rd2h_ucx_list_push(&s->peer->queue, s);
+  ucx_list_push(&s->peer->queue, s);
   rd2h_ucx_busy(e, s->peer);
 }
 
@@ -183,7 +163,7 @@ static void complete(rd2h_engine *e, struct ucx_slot *s) {
   e->stats.descriptors += s->b->n;
   e->stats.canceled += s->status == RD2H_CANCELED;
   e->stats.failures += s->status && s->status != RD2H_CANCELED;
-  rd2h_ucx_list_push(&e->done, s);
+  ucx_list_push(&e->done, s);
   rd2h_ucx_signal(e);
   pthread_mutex_unlock(&e->lock);
 }
@@ -229,11 +209,10 @@ static void check(rd2h_engine *e, rd2h_peer *p) {
 }
 
 static void sweep(rd2h_engine *e, rd2h_peer *p) {
-  struct ucx_list all = p->queue;
-  p->queue = (struct ucx_list){0};
-  for (struct ucx_slot *s; (s = rd2h_ucx_list_pop(&all));) {
+  struct ucx_list all = ucx_list_take(&p->queue);
+  for (struct ucx_slot *s; (s = ucx_list_pop(&all));) {
     if (!ready(s)) {
-      rd2h_ucx_list_push(&p->queue, s);
+      ucx_list_push(&p->queue, s);
       continue;
     }
     conclude(s);

@@ -111,8 +111,7 @@ static int open_descriptors(rd2h_engine *e, struct rd2h_error *err) {
   struct epoll_event ev = {.events = EPOLLIN};
   e->epoll = epoll_create1(EPOLL_CLOEXEC);
   e->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-  e->ready = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-  if (e->epoll < 0 || e->wake < 0 || e->ready < 0 || epoll_ctl(e->epoll, EPOLL_CTL_ADD, e->wake, &ev) ||
+  if (e->epoll < 0 || e->wake < 0 || !rd2h_ready_open(&e->ready) || epoll_ctl(e->epoll, EPOLL_CTL_ADD, e->wake, &ev) ||
       epoll_ctl(e->epoll, EPOLL_CTL_ADD, e->worker_fd, &ev))
     return rd2h_fail(err, RD2H_LIMIT, "engine ucx: cannot open its event descriptors (ulimit -n)");
   return RD2H_OK;
@@ -204,10 +203,11 @@ static void ucx_close(rd2h_engine *e) {
     e->ucx->worker_destroy(e->worker);
   if (e->context && !stuck)
     e->ucx->cleanup(e->context);
-  const int fds[] = {e->epoll, e->wake, e->ready};
+  const int fds[] = {e->epoll, e->wake};
   for (size_t i = 0; i < RD2H_COUNT(fds); i++)
     if (fds[i] >= 0)
       close(fds[i]);
+  rd2h_ready_close(&e->ready);
   pthread_cond_destroy(&e->ordered);
   pthread_mutex_destroy(&e->lock);
   rd2h_free(e->region);
@@ -237,9 +237,8 @@ static int ucx_open(const struct rd2h_host *host, const struct rd2h_engine_opts 
   rd2h_engine *e = rd2h_zalloc(sizeof *e);
   if (!e)
     return rd2h_nomem(err, "engine ucx");
-  *e = (rd2h_engine){.prefill = o->prefill, .require_rdma = own.require_rdma, .epoll = -1, .wake = -1, .ready = -1, .worker_fd = -1,
+  *e = (rd2h_engine){.prefill = o->prefill, .require_rdma = own.require_rdma, .epoll = -1, .wake = -1, .ready = {.fd = -1}, .worker_fd = -1,
                      .timeout = o->read_timeout_ns ? o->read_timeout_ns : UCX_TIMEOUT_NS, .deaf_ns = UCX_DEAF_NS};
-  e->down_tail = &e->down;
   pthread_mutex_init(&e->lock, NULL);
   pthread_cond_init(&e->ordered, NULL);
   rd2h_ucx_self(&e->self);
@@ -376,7 +375,7 @@ static int ucx_submit(rd2h_engine *e, rd2h_peer *p, const struct rd2h_batch *b) 
                            .submitted = rd2h_now_ns()};
     s->err->text[0] = 0;
     p->taken++;
-    rd2h_ucx_list_push(&e->submitted, s);
+    ucx_list_push(&e->submitted, s);
     rd2h_ucx_wake(e);
     rc = RD2H_OK;
   }
@@ -398,14 +397,14 @@ static int ucx_poll(rd2h_engine *e, struct rd2h_completion *out, int n) {
   struct ucx_slot *s;
   int got = 0;
   pthread_mutex_lock(&e->lock);
-  while ((s = rd2h_ucx_list_pop(&e->reported))) { /* their texts have had their time */
+  while ((s = ucx_list_pop(&e->reported))) { /* their texts have had their time */
     s->next = e->free_slots;
     e->free_slots = s;
   }
-  for (; got < n && (s = rd2h_ucx_list_pop(&e->done)); got++) {
+  for (; got < n && (s = ucx_list_pop(&e->done)); got++) {
     out[got] = (struct rd2h_completion){.id = s->id, .status = s->status, .failed_at = s->failed_at, .bytes = s->bytes};
     s->peer->taken--;
-    rd2h_ucx_list_push(&e->reported, s);
+    ucx_list_push(&e->reported, s);
   }
   rd2h_ucx_signal(e);
   pthread_mutex_unlock(&e->lock);
@@ -415,18 +414,15 @@ static int ucx_poll(rd2h_engine *e, struct rd2h_completion *out, int n) {
 static int ucx_events(rd2h_engine *e, struct rd2h_peer_event *out, int n) {
   int got = 0;
   pthread_mutex_lock(&e->lock);
-  for (rd2h_peer *p; got < n && (p = e->down); got++) {
+  for (rd2h_peer *p; got < n && (p = ucx_downs_pop(&e->down)); got++)
     out[got] = (struct rd2h_peer_event){.cookie = p->cookie, .up = false, .status = RD2H_PEER_LOST};
-    if (!(e->down = p->next_down))
-      e->down_tail = &e->down;
-  }
   rd2h_ucx_signal(e);
   pthread_mutex_unlock(&e->lock);
   return got;
 }
 
 static int ucx_fd(rd2h_engine *e) {
-  return e->ready;
+  return e->ready.fd;
 }
 
 static void ucx_stats(rd2h_engine *e, struct rd2h_engine_stats *s) {

@@ -4,6 +4,8 @@
 /* Inside of engine ucx. One thread an engine makes every call into UCX (reads, connections, registrations come to it as orders), and
  * sleeps on UCX's own event descriptor: on Prefill it only answers what a transport cannot do without its owner. */
 #include "base/base.h"
+#include "base/fifo.h"
+#include "base/ready.h"
 #include "engines/ucx/api.h"
 #include <pthread.h>
 #include <rd2h/engine.h>
@@ -75,9 +77,7 @@ struct ucx_slot {
   uint32_t failed_at;
   struct rd2h_error *err;
 };
-struct ucx_list {
-  struct ucx_slot *head, *tail;
-};
+RD2H_FIFO(ucx_list, struct ucx_slot, next);
 struct ucx_get {
   struct ucx_get *next;
   struct ucx_slot *slot;
@@ -125,6 +125,7 @@ struct rd2h_peer {
   uint32_t taken;      /* slots; guarded by the lock */
   bool told;           /* down, to be told or told; guarded by the lock */
 };
+RD2H_FIFO(ucx_downs, rd2h_peer, next_down);
 
 /* Done by the engine's thread for a caller that waits. */
 struct ucx_order {
@@ -138,8 +139,8 @@ struct ucx_order {
 struct rd2h_engine {
   const struct ucx_api *ucx;
   void *context, *worker;
-  int worker_fd, epoll, wake, ready; /* ready: fd() of the engine */
-  bool prefill, require_rdma, ready_set;
+  int worker_fd, epoll, wake;
+  bool prefill, require_rdma;
   uint64_t timeout, deaf_ns;
   struct ucx_process self;
   pthread_t thread;
@@ -163,7 +164,8 @@ struct rd2h_engine {
   struct ucx_order *order;
   struct ucx_list submitted, done, reported;
   struct ucx_slot *free_slots;
-  rd2h_peer *down, **down_tail;
+  struct ucx_downs down;
+  struct rd2h_ready ready; /* while a completion or an event waits */
   struct rd2h_engine_stats stats;
   struct ucx_slot *slot; /* UCX_SLOTS */
   struct rd2h_error *errors;
@@ -206,13 +208,11 @@ void rd2h_ucx_trial_check(rd2h_engine *, rd2h_peer *);
 
 /* ---- read.c: on the thread ---- */
 bool rd2h_ucx_peer_is_gone(ucx_status); /* what a get says when its peer is lost */
-void rd2h_ucx_list_push(struct ucx_list *, struct ucx_slot *);
-struct ucx_slot *rd2h_ucx_list_pop(struct ucx_list *);
 void rd2h_ucx_begin(rd2h_engine *, struct ucx_slot *);
 void rd2h_ucx_busy(rd2h_engine *, rd2h_peer *); /* it is advanced until there is nothing left to do */
 /* Posts what may be under way, ends what has ended; false: nothing is left to do for this peer. */
 bool rd2h_ucx_advance(rd2h_engine *, rd2h_peer *);
-void rd2h_ucx_signal(rd2h_engine *); /* with the lock held: fd() follows the lists */
+void rd2h_ucx_signal(rd2h_engine *); /* with the lock held */
 
 extern const struct rd2h_engine_ops rd2h_engine_ucx;
 #endif

@@ -3,7 +3,6 @@
 #include "engine/pool.h"
 #include <errno.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -11,36 +10,14 @@
 #define THREADS_DEFAULT 2u
 #define FENCE_WARN_S 31     /* a fence that waits longer says so, and goes on waiting: it must not return early */
 
-void pool_push(struct pool_list *l, struct pool_job *j) {
-  j->next = NULL;
-  if (l->tail)
-    l->tail->next = j;
-  else
-    l->head = j;
-  l->tail = j;
-}
-
-struct pool_job *pool_pop(struct pool_list *l) {
-  struct pool_job *j = l->head;
-  if (j && !(l->head = j->next))
-    l->tail = NULL;
-  return j;
-}
-
 static void give(struct pool *p, struct pool_job *j) {
   j->taken = false;
   j->next = p->free_jobs;
   p->free_jobs = j;
 }
 
-/* The eventfd is up exactly while a completion waits. */
 static void set_signal(struct pool *p) {
-  bool want = p->done.head != NULL;
-  uint64_t v = 1;
-  if (want == p->signalled)
-    return;
-  ssize_t n = want ? write(p->event, &v, sizeof v) : read(p->event, &v, sizeof v);
-  p->signalled = n == (ssize_t)sizeof v ? want : p->signalled;
+  rd2h_ready_set(&p->ready, p->done.head != NULL);
 }
 
 static void count(struct rd2h_engine_stats *s, const struct pool_job *j) {
@@ -55,7 +32,7 @@ void pool_finish(struct pool *p, struct pool_job *j, int status) {
   j->status = status;
   count(&p->stats, j);
   j->batch = NULL;
-  pool_push(&p->done, j);
+  pool_list_push(&p->done, j);
   set_signal(p);
 }
 
@@ -72,7 +49,7 @@ static int pool_submit(rd2h_eng *e, rd2h_eng_peer *base, const struct rd2h_batch
     if (p->high <= (uint32_t)(j - p->job))
       p->high = (uint32_t)(j - p->job) + 1;
     peer->n++;
-    pool_push(&peer->queue, j);
+    pool_list_push(&peer->queue, j);
     pool_ring_put(p, peer);
     p->touched = true;
     if (!p->watched)
@@ -82,16 +59,6 @@ static int pool_submit(rd2h_eng *e, rd2h_eng_peer *base, const struct rd2h_batch
   }
   pthread_mutex_unlock(&p->lock);
   return rc;
-}
-
-void pool_unqueue(struct pool_list *l, const struct pool_job *gone) {
-  struct pool_job *all = l->head, *next;
-  l->head = l->tail = NULL;
-  for (; all; all = next) {
-    next = all->next;
-    if (all != gone)
-      pool_push(l, all);
-  }
 }
 
 void pool_say_stopped(const struct pool *p, struct pool_job *j, int status) {
@@ -117,7 +84,7 @@ void pool_stop(struct pool *p, struct pool_job *j, int status) {
   if (begun) /* its thread has gone to another peer's piece */
     j->peer->running = NULL;
   else
-    pool_unqueue(&j->peer->queue, j);
+    pool_list_remove(&j->peer->queue, j);
   if (!j->peer->queue.head && !j->peer->running)
     pool_ring_drop(p, j->peer);
   pool_finish(p, j, j->status);
@@ -136,7 +103,7 @@ static void pool_cancel(rd2h_eng *e, uint64_t id) {
 
 static void forget_told(struct pool *p) {
   struct pool_job *j;
-  while ((j = pool_pop(&p->told)))
+  while ((j = pool_list_pop(&p->told)))
     give(p, j);
 }
 
@@ -146,12 +113,12 @@ static int pool_poll(rd2h_eng *e, struct rd2h_completion *c, int n) {
   int got = 0;
   pthread_mutex_lock(&p->lock);
   forget_told(p);
-  while (got < n && (j = pool_pop(&p->done))) {
+  while (got < n && (j = pool_list_pop(&p->done))) {
     c[got++] = (struct rd2h_completion){j->id, j->status, j->failed_at, j->bytes};
     j->peer->n--;
     j->peer = NULL;
     if (j->status < 0)
-      pool_push(&p->told, j);
+      pool_list_push(&p->told, j);
     else
       give(p, j);
   }
@@ -170,7 +137,7 @@ static const char *pool_last_error(rd2h_eng *e, uint64_t id) {
 
 static int pool_fd(rd2h_eng *e) {
   struct pool *p = (struct pool *)e;
-  return p->epoll >= 0 ? p->epoll : p->event;
+  return p->epoll >= 0 ? p->epoll : p->ready.fd;
 }
 
 static void pool_stats(rd2h_eng *e, struct rd2h_engine_stats *s) {
@@ -207,15 +174,12 @@ static void wait_ended(struct pool *p, const struct pool_peer *peer) {
 }
 
 static void drop_jobs(struct pool *p, struct pool_list *l, const struct pool_peer *peer) {
-  struct pool_job *all = l->head, *next;
-  l->head = l->tail = NULL;
-  for (; all; all = next) {
-    next = all->next;
-    if (all->peer == peer)
-      give(p, all);
+  struct pool_list all = pool_list_take(l);
+  for (struct pool_job *j; (j = pool_list_pop(&all));)
+    if (j->peer == peer)
+      give(p, j);
     else
-      pool_push(l, all);
-  }
+      pool_list_push(l, j);
 }
 
 static void pool_disconnect(rd2h_eng *e, rd2h_eng_peer *base) {
@@ -238,8 +202,7 @@ static void pool_disconnect(rd2h_eng *e, rd2h_eng_peer *base) {
 static void free_pool(struct pool *p) {
   if (p->epoll >= 0)
     close(p->epoll);
-  if (p->event >= 0)
-    close(p->event);
+  rd2h_ready_close(&p->ready);
   pthread_cond_destroy(&p->watch);
   pthread_cond_destroy(&p->ended);
   pthread_cond_destroy(&p->work);
@@ -283,11 +246,10 @@ static int add_fd(int epoll, int fd) {
 
 static int open_fds(struct pool *p, struct rd2h_error *err) {
   p->epoll = -1;
-  p->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  bool joined = p->event >= 0;
+  bool joined = rd2h_ready_open(&p->ready);
   if (joined && p->m.ops->fd) {
     p->epoll = epoll_create1(EPOLL_CLOEXEC);
-    joined = p->epoll >= 0 && !add_fd(p->epoll, p->event) && !add_fd(p->epoll, p->m.ops->fd(p->m.self));
+    joined = p->epoll >= 0 && !add_fd(p->epoll, p->ready.fd) && !add_fd(p->epoll, p->m.ops->fd(p->m.self));
   }
   if (!joined)
     return rd2h_fail(err, RD2H_LIMIT, "engine %s: cannot open its event descriptor: %s", p->m.eng.name, strerror(errno));

@@ -6,6 +6,8 @@
  * queue. A peer whose read takes far longer than its bytes explain is slow: it stands in a ring of its own, which never gets the
  * threads that the others count on. The control thread calls the functions of the face; it shares the structs with the pool's threads
  * under `lock`. */
+#include "base/fifo.h"
+#include "base/ready.h"
 #include "engine/face.h"
 #include <pthread.h>
 
@@ -26,9 +28,7 @@ struct pool_job {
   uint32_t inside; /* threads that read a piece of it */
   bool taken, late, stop; /* stop: read by the engine while it runs, so always by atomic access */
 };
-struct pool_list {
-  struct pool_job *head, *tail;
-};
+RD2H_FIFO(pool_list, struct pool_job, next);
 struct pool_peer {
   struct rd2h_eng_peer base;
   struct pool_list queue;
@@ -37,6 +37,7 @@ struct pool_peer {
   bool in_ring, slow;
   uint32_t n; /* taken, not yet polled */
 };
+RD2H_FIFO(pool_ring, struct pool_peer, next);
 struct pool_thread {
   struct pool *pool;
   pthread_t thread;
@@ -53,15 +54,14 @@ struct pool {
   void *bind_arg;
   pthread_mutex_t lock;
   pthread_cond_t work, ended, watch; /* a peer has work or the pool closes; a read has ended; the watch is wanted */
-  struct {
-    struct pool_peer *head, *tail;
-  } ring[POOL_RINGS];
+  struct pool_ring ring[POOL_RINGS];
   struct pool_list done, told; /* told: failures that the latest poll yielded, kept for last_error */
   struct pool_job *free_jobs, *job;
   uint32_t high;          /* jobs that were ever taken: the first so many */
   struct rd2h_error *err; /* one a job */
-  int event, epoll;       /* epoll joins event with the engine's own fd, where it has one; else -1 */
-  bool signalled, closing;
+  struct rd2h_ready ready; /* while a completion waits */
+  int epoll;              /* joins it with the engine's own fd, where it has one; else -1 */
+  bool closing;
   bool touched, watched; /* a read was submitted since the watch looked; the watch is awake */
   uint32_t n_threads;
   struct rd2h_engine_stats stats;
@@ -71,9 +71,6 @@ struct pool {
 };
 
 /* With the lock held, all but open and join. */
-void pool_push(struct pool_list *, struct pool_job *);
-struct pool_job *pool_pop(struct pool_list *);
-void pool_unqueue(struct pool_list *, const struct pool_job *);
 void pool_ring_put(struct pool *, struct pool_peer *); /* where it belongs; no-op when it has nothing to give out */
 void pool_ring_drop(struct pool *, struct pool_peer *);
 void pool_finish(struct pool *, struct pool_job *, int status); /* a read that nobody is inside of */

@@ -41,29 +41,13 @@ void pool_ring_put(struct pool *p, struct pool_peer *peer) {
   if (peer->in_ring || !has_pieces(peer))
     return;
   peer->in_ring = true;
-  peer->next = NULL;
-  if (p->ring[lane].tail)
-    p->ring[lane].tail->next = peer;
-  else
-    p->ring[lane].head = peer;
-  p->ring[lane].tail = peer;
+  pool_ring_push(&p->ring[lane], peer);
   pthread_cond_signal(&p->work);
 }
 
 void pool_ring_drop(struct pool *p, struct pool_peer *gone) {
-  for (int lane = 0; lane < POOL_RINGS && gone->in_ring; lane++) {
-    struct pool_peer **at = &p->ring[lane].head, *before = NULL;
-    while (*at && *at != gone) {
-      before = *at;
-      at = &before->next;
-    }
-    if (!*at)
-      continue;
-    *at = gone->next;
-    if (p->ring[lane].tail == gone)
-      p->ring[lane].tail = before;
-    gone->in_ring = false;
-  }
+  for (int lane = 0; lane < POOL_RINGS && gone->in_ring; lane++)
+    gone->in_ring = !pool_ring_remove(&p->ring[lane], gone);
 }
 
 static uint32_t held_threads(const struct pool *p) {
@@ -96,7 +80,7 @@ static bool take(struct pool *p, struct piece *out) {
   if (!peer)
     return false;
   if (!peer->running)
-    peer->running = pool_pop(&peer->queue);
+    peer->running = pool_list_pop(&peer->queue);
   struct pool_job *j = peer->running;
   const struct rd2h_batch *b = j->batch;
   uint32_t first = j->at, n = piece_size(p, b);
