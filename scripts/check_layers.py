@@ -25,7 +25,7 @@ ROOMS = {
 }
 # Headers of a room that other rooms may include; <room>.h where nothing else is said.
 FACES = {
-    "base": "base.h msgpack.h text.h",
+    "base": "base.h fifo.h msgpack.h ready.h text.h",
     "scheduler": "scheduler.h step.h",
     "protocol": "protocol.h decode_machine.h prefill_machine.h",
 }
