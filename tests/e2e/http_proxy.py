@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import alerts
 import models as tiny
 from models import WORDS
 from ports import free_port
@@ -156,15 +157,26 @@ class System:
             raise
         self.client = OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="unused", max_retries=0, timeout=120)
         self.alone = OpenAI(base_url=f"http://127.0.0.1:{d}/v1", api_key="unused", max_retries=0, timeout=120)
-        self.prefill_port = p
+        self.ports = {"proxy": self.port, "prefill": p, "decode": d}
+        self.first = self._warm_up()
+
+    def _warm_up(self) -> int:
+        """Prefill computes something while Decode rests: while Decode waits it leaves the cores to nobody, and the first steps of all are
+        the longest. Returns how many prompt tokens that were."""
+        prefill = self.alone.with_options(base_url=f"http://127.0.0.1:{self.ports['prefill']}/v1", timeout=START_S)
+        prefill.completions.create(prompt=words(0, 40), **(ASK | {"max_tokens": 1}))
+        return self.prompts_of_prefill()
+
+    def page(self, part: str) -> str:
+        return urllib.request.urlopen(f"http://127.0.0.1:{self.ports[part]}/metrics").read().decode()
 
     def metric(self, pattern: str) -> float:
-        text = urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics").read().decode()
+        text = self.page("proxy")
         return sum(float(v) for v in re.findall(rf"^rd2h_proxy_{pattern} (\S+)$", text, re.M))
 
     def prompts_of_prefill(self) -> int:
         """Prompt tokens that Prefill has computed, by its own count."""
-        text = urllib.request.urlopen(f"http://127.0.0.1:{self.prefill_port}/metrics").read().decode()
+        text = self.page("prefill")
         return int(sum(float(v) for v in re.findall(r"^vllm:prompt_tokens_total\{[^}]*\} (\S+)$", text, re.M)))
 
     def close(self) -> None:
@@ -248,6 +260,22 @@ SCENARIOS: dict[str, Callable[[System], list[str]]] = {
 SHORT = ("completion", "completion, stream", "list of 3", "completion again")
 
 
+def transports(s: System, tp: str) -> Row:
+    """Decode's page has a connection to every Prefill rank that it reads: a rank for each where TP is equal, else more."""
+    found = re.findall(r"^vllm:rd2h_decode_transport_peers\{(.*)\} (\S+)$", s.page("decode"), re.M)
+    right = [float(n) for labels, n in found if 'backend="local"' in labels and 'transport="process_vm_readv"' in labels]
+    waits = re.findall(r"^vllm:rd2h_\w+_peer_wait_seconds\{.*$", s.page("decode") + s.page("prefill"), re.M)
+    return Row(f"TP {tp}: the page says what Decode reads by, and that nobody waits", right == [max(map(int, tp.split(":")))] and not waits,
+               0, [f"{found}, {waits}"])
+
+
+def alerting(s: System) -> Row:
+    known = {metric: labels for part in s.ports for metric, labels in alerts.page(s.page(part)).items()}
+    rules = alerts.load()
+    wrong = alerts.complaints(rules, known, "") + [f"no page has {m}" for m in sorted(alerts.mentioned(rules) - known.keys())]
+    return Row("every metric of docs/alerts.yml is on a page", not wrong, 0, wrong or [f"{len(rules)} rules"])
+
+
 def run(s: System, tp: str) -> list[Row]:
     rows = []
     for name, scenario in SCENARIOS.items():
@@ -263,10 +291,13 @@ def run(s: System, tp: str) -> list[Row]:
         print(f"{row.scenario:<36} {'right' if row.ok else 'WRONG':<6} {row.seconds:6.1f} s", *row.notes[:3],
               sep="\n     " if row.notes else " ", flush=True)
         rows.append(row)
-    computed, left = s.prompts_of_prefill(), s.metric("open_requests") + s.metric("open_children") + s.metric("open_dispatches")
+    computed, left = s.prompts_of_prefill() - s.first, s.metric("open_requests") + s.metric("open_children") + s.metric("open_dispatches")
     least = 1500 if tp == "1:1" else 400
     rows.append(Row(f"TP {tp}: Prefill computed the prompts", computed > least, 0, [f"{computed} prompt tokens"]))
     rows.append(Row(f"TP {tp}: nothing is left in the proxy", left == 0, 0, [f"{left:.0f} entries"]))
+    rows.append(transports(s, tp))
+    if tp == "1:1":
+        rows.append(alerting(s))
     return rows
 
 
