@@ -17,6 +17,7 @@ struct px_app {
   struct px_client *client;
   struct px_pool pool;
   struct px_flow flow;
+  struct px_scan_plan plan; /* of requests' bodies */
   struct px_metrics metrics;
   struct px_log log;
   char *metaserver;
@@ -33,6 +34,7 @@ struct px_ctx {
   struct px_conn *conn;
   const struct px_head *head;
   struct px_buf *body;
+  struct px_scan *scan;
   struct px_span path, query;
 };
 

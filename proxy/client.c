@@ -114,7 +114,7 @@ void rd2h_px_call_begin(struct px_call *call) {
   call->state = PX_CALL_ACTIVE;
   call->connect_end = 0;
   set_timer(call);
-  rd2h_px_link_lend(call->wire->link, px_of(&call->request), call->body);
+  rd2h_px_link_lend(call->wire->link, px_of(&call->request), call->body, call->parts);
   rd2h_px_free(&call->request);
 }
 
@@ -126,8 +126,11 @@ static void write_head(struct px_call *call, const struct px_request *r) {
   rd2h_px_puts(b, call->peer->authority);
   rd2h_px_puts(b, "\r\nAccept-Encoding: identity\r\n");
   rd2h_px_put(b, r->headers);
+  size_t n = 0;
+  for (size_t i = 0; i < r->parts; i++)
+    n += r->body[i].n;
   if (r->post)
-    rd2h_px_printf(b, "Content-Length: %zu\r\n", r->body.n);
+    rd2h_px_printf(b, "Content-Length: %zu\r\n", n);
   rd2h_px_puts(b, "\r\n");
 }
 
@@ -141,6 +144,7 @@ struct px_call *rd2h_px_call(struct px_client *c, const struct px_request *r, co
   call->events = events;
   call->user = user;
   call->body = r->body;
+  call->parts = r->parts;
   call->chunks.trailers = true;
   evtimer_assign(&call->timer, c->base, on_timer, call);
   evtimer_assign(&call->next_try, c->base, rd2h_px_connect_on_delay, call);

@@ -33,7 +33,8 @@ struct px_request {
   struct px_span path; /* with its query */
   bool post;
   struct px_span headers; /* whole lines with CR LF, copied */
-  struct px_span body;    /* stays until the call ends */
+  const struct px_span *body; /* parts; they and what they point to stay until the call ends */
+  size_t parts;
   int64_t limit_ms;       /* of the whole call; 0: none */
 };
 

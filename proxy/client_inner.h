@@ -49,7 +49,8 @@ struct px_call {
   void *user;
   enum px_call_state state;
   struct px_buf request; /* the head */
-  struct px_span body;
+  const struct px_span *body; /* parts */
+  size_t parts;
   struct px_wire *tries; /* while it is being connected: the first that opens becomes its wire */
   size_t first, tried;   /* addresses: where it began, how many have been tried */
   bool counted;          /* among the peer's wires, without one yet */

@@ -10,7 +10,7 @@ static void request_whole(struct px_conn *c) {
   event_del(&c->timer);
   c->state = PX_ANSWERING;
   rd2h_px_conn_count(c);
-  c->server->handler.request(c->server->handler.ctx, c, c->head, &c->body);
+  c->server->handler.request(c->server->handler.ctx, c, c->head, &c->body, &c->scan);
   if (c->state != PX_ANSWERING)
     return;
   /* It may stay for long; what is needed of it has been taken. */
@@ -79,6 +79,7 @@ static bool read_head(struct px_conn *c, struct px_span *s) {
     rd2h_px_link_send(c->link, &PX_LIT("HTTP/1.1 100 Continue\r\n\r\n"), 1);
   c->state = PX_BODY;
   c->body_end = 0;
+  rd2h_px_scan_begin(&c->scan, c->server->handler.plan);
   return true;
 }
 
@@ -87,8 +88,10 @@ static bool keep_body(struct px_conn *c, struct px_span data) {
   if (!room_for(c, c->body.n + data.n)) /* also of a length that there was room for: others may have taken it since */
     return false;
   rd2h_px_put(&c->body, data);
-  if (!c->body.failed)
+  if (!c->body.failed) {
+    rd2h_px_scan_more(&c->scan, px_of(&c->body));
     return true;
+  }
   rd2h_px_conn_refuse(c, 503, "memory ran out");
   return false;
 }

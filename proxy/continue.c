@@ -79,6 +79,15 @@ void rd2h_px_continue_note(struct px_parent *p, struct px_span json, bool *recom
 }
 
 /* ---- the next part's body ---- */
+static bool asked(const struct px_parent *p, const char *key, struct px_span *value) {
+  return rd2h_px_scan_get(&p->scan, px_of(&p->body), key, value);
+}
+
+static bool asks(const struct px_parent *p, const char *key) {
+  struct px_span v;
+  return asked(p, key, &v) && truthy(v);
+}
+
 static const char *obstacle(const struct px_parent *p) {
   static const struct {
     const char *key, *why;
@@ -93,7 +102,7 @@ static const char *obstacle(const struct px_parent *p) {
     {"guided_grammar", "the answer has a prescribed form (guided_grammar)"},
     {"continue_final_message", "it continues a message already (continue_final_message)"},
   };
-  struct px_span body = px_of(&p->body), v;
+  struct px_span v;
   if (p->n_child != 1 || p->ask.list)
     return "it has several answers";
   if (p->continuations >= p->flow->limits.max_continuations)
@@ -101,20 +110,21 @@ static const char *obstacle(const struct px_parent *p) {
   if (p->cannot_continue)
     return "it has answered with more than text";
   for (size_t i = 0; i < sizeof KEY / sizeof *KEY; i++)
-    if (has(body, KEY[i].key))
+    if (asks(p, KEY[i].key))
       return KEY[i].why;
-  if (!p->ask.stream && has(body, "logprobs"))
+  if (!p->ask.stream && asks(p, "logprobs"))
     return "log probabilities of the parts cannot be joined";
-  if (p->ask.api == PX_COMPLETIONS && (!rd2h_px_json_get(body, "prompt", &v) || *v.p != '"'))
+  if (p->ask.api == PX_COMPLETIONS && (!asked(p, "prompt", &v) || *v.p != '"'))
     return "its prompt is not text";
   return p->text.failed || p->first_id.failed ? "memory ran out" : NULL;
 }
 
 /* The prompt, or the messages, with the text generated so far. */
 static void longer_prompt(const struct px_parent *p, struct px_buf *out) {
-  struct px_span v = PX_LIT("[]");
+  struct px_span v = PX_LIT("[]"), k, first;
+  struct px_json_iter it;
   bool chat = p->ask.api == PX_CHAT;
-  if (!rd2h_px_json_get(px_of(&p->body), chat ? "messages" : "prompt", &v) || v.n < 2)
+  if (!asked(p, chat ? "messages" : "prompt", &v) || v.n < 2)
     out->failed = true;
   else
     rd2h_px_put(out, (struct px_span){v.p, v.n - 1});
@@ -123,16 +133,17 @@ static void longer_prompt(const struct px_parent *p, struct px_buf *out) {
     rd2h_px_puts(out, "\"");
     return;
   }
-  rd2h_px_puts(out, rd2h_px_json_count(v) ? ",{\"role\":\"assistant\",\"content\":" : "{\"role\":\"assistant\",\"content\":");
+  bool some = rd2h_px_json_open(v, '[', &it) && rd2h_px_json_next(&it, &k, &first);
+  rd2h_px_puts(out, some ? ",{\"role\":\"assistant\",\"content\":" : "{\"role\":\"assistant\",\"content\":");
   rd2h_px_put_json(out, px_of(&p->text));
   rd2h_px_puts(out, "}]");
 }
 
 /* What is left of a number of the body after `used`; false when the body names none. */
-static bool left_of(struct px_span body, const char *key, uint64_t used, uint64_t *out) {
+static bool left_of(const struct px_parent *p, const char *key, uint64_t *out) {
   struct px_span v;
-  uint64_t n;
-  if (!rd2h_px_json_get(body, key, &v) || !rd2h_px_uint(v, INT32_MAX, &n))
+  uint64_t n, used = p->tokens_before;
+  if (!asked(p, key, &v) || !rd2h_px_uint(v, INT32_MAX, &n))
     return false;
   *out = n > used ? n - used : 0;
   return true;
@@ -145,8 +156,8 @@ static size_t add_number(struct px_rule *rule, size_t n, const char *key, uint64
 }
 
 bool rd2h_px_continue_body(struct px_parent *p, const char **why) {
-  struct px_span body = px_of(&p->body);
   struct px_buf prompt = {0}, next = {0};
+  struct px_rope rope = {0};
   struct px_rule rule[8];
   char number[3][24];
   uint64_t left;
@@ -155,10 +166,10 @@ bool rd2h_px_continue_body(struct px_parent *p, const char **why) {
   p->tokens = 0;
   if ((*why = obstacle(p)) != NULL)
     return false;
-  bool named = left_of(body, "max_completion_tokens", p->tokens_before, &left);
+  bool named = left_of(p, "max_completion_tokens", &left);
   if (named)
     n = add_number(rule, n, "max_completion_tokens", left, number[0]);
-  else if ((named = left_of(body, "max_tokens", p->tokens_before, &left)) || p->ask.api == PX_COMPLETIONS) {
+  else if ((named = left_of(p, "max_tokens", &left)) || p->ask.api == PX_COMPLETIONS) {
     if (!named)
       left = p->tokens_before < COMPLETIONS_DEFAULT_TOKENS ? COMPLETIONS_DEFAULT_TOKENS - p->tokens_before : 0;
     named = true;
@@ -167,7 +178,7 @@ bool rd2h_px_continue_body(struct px_parent *p, const char **why) {
   *why = "its tokens are used up";
   if (named && left == 0)
     return false;
-  if (left_of(body, "min_tokens", p->tokens_before, &left))
+  if (left_of(p, "min_tokens", &left))
     n = add_number(rule, n, "min_tokens", left, number[2]);
   if (p->text.n) {
     longer_prompt(p, &prompt);
@@ -177,13 +188,16 @@ bool rd2h_px_continue_body(struct px_parent *p, const char **why) {
       rule[n++] = (struct px_rule){"continue_final_message", PX_SET, PX_LIT("true")};
     }
   }
-  rd2h_px_json_edit(body, rule, n, &next);
+  rd2h_px_scan_edit(&p->scan, px_of(&p->body), rule, n, &rope);
+  rd2h_px_rope_put(&rope, &next);
   next.failed |= prompt.failed;
   rd2h_px_free(&prompt);
+  rd2h_px_rope_free(&rope);
   rd2h_px_free(&p->current);
   p->current = next;
+  rd2h_px_scan_begin(&p->current_scan, p->scan.plan);
   *why = "memory ran out";
-  return !next.failed;
+  return !next.failed && rd2h_px_scan_end(&p->current_scan, px_of(&next));
 }
 
 /* ---- what the client sees of it ---- */

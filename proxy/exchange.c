@@ -69,7 +69,12 @@ static void io_reply(void *io, void *client, const struct px_reply *r) {
   (void)io;
   answer_headers(e, r->retry_after, &headers);
   e->conn = NULL;
-  rd2h_px_conn_reply(c, r->status, type_or_json(r->type), px_of(&headers), r->body);
+  struct px_span part[3] = {r->body, r->instead, {NULL, 0}};
+  if (r->cut_n) {
+    part[0].n = r->cut;
+    part[2] = (struct px_span){r->body.p + r->cut + r->cut_n, r->body.n - r->cut - r->cut_n};
+  }
+  rd2h_px_conn_reply_parts(c, r->status, type_or_json(r->type), px_of(&headers), part, 3, r->from);
   rd2h_px_free(&headers);
 }
 
@@ -173,7 +178,7 @@ static bool io_send(void *io, struct px_leg *leg) {
   rd2h_px_puts(&e->headers, leg->id);
   rd2h_px_puts(&e->headers, "\r\n");
   const struct px_request r = {.origin = leg->engine->url, .path = px_str(leg->path), .post = true, .headers = px_of(&e->headers),
-                               .body = px_of(&leg->body), .limit_ms = leg->limit_ms};
+                               .body = leg->body.part, .parts = leg->body.parts, .limit_ms = leg->limit_ms};
   leg->wire = e->headers.failed ? NULL : rd2h_px_call(app->client, &r, &LEG_EVENTS, leg);
   rd2h_px_clear(&e->headers);
   e->headers.n = n;
@@ -234,12 +239,11 @@ static void post(const struct px_ctx *x, enum px_api api, const char *path) {
   e->conn = x->conn;
   e->path = path;
   e->bytes_in = x->body->n;
-  /* The client's body and what is sent of it to either engine. */
-  e->held = 3 * x->body->n;
+  e->held = x->body->room + x->scan->members.room + x->scan->elements.room + e->headers.room;
   rd2h_px_server_account(app->server, (int64_t)e->held);
   snprintf(e->peer, sizeof e->peer, "%s", rd2h_px_conn_peer(x->conn));
   rd2h_px_conn_watch(x->conn, &WATCH, e);
-  struct px_parent *p = rd2h_px_flow_request(&app->flow, e, api, x->body, px_now());
+  struct px_parent *p = rd2h_px_flow_request(&app->flow, e, api, x->body, x->scan, px_now());
   if (p)
     e->parent = p; /* otherwise it has been answered, and e is gone */
 }

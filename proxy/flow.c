@@ -121,6 +121,8 @@ static void parent_free(struct px_parent *p) {
   rd2h_px_leg_free(&p->decode);
   rd2h_px_free(&p->body);
   rd2h_px_free(&p->current);
+  rd2h_px_scan_free(&p->scan);
+  rd2h_px_scan_free(&p->current_scan);
   rd2h_px_free(&p->text);
   rd2h_px_free(&p->first_id);
   rd2h_px_sse_free(&p->sse);
@@ -143,7 +145,7 @@ void rd2h_px_parent_end(struct px_parent *p) {
   parent_free(p);
 }
 
-static struct px_parent *parent_new(struct px_flow *f, void *client, const struct px_ask *ask, struct px_buf *body) {
+static struct px_parent *parent_new(struct px_flow *f, void *client, const struct px_ask *ask, struct px_buf *body, struct px_scan *scan) {
   struct px_parent *p = calloc(1, sizeof *p);
   if (!p)
     return NULL;
@@ -157,7 +159,9 @@ static struct px_parent *parent_new(struct px_flow *f, void *client, const struc
   p->client = client;
   p->ask = *ask;
   p->body = *body;
+  p->scan = *scan;
   *body = (struct px_buf){0};
+  *scan = (struct px_scan){0};
   for (uint32_t i = 0; i < p->n_child; i++)
     p->child[i].parent = p;
   p->next = f->first;
@@ -178,12 +182,13 @@ static void refuse(struct px_flow *f, void *client, int status, struct px_span w
   f->io->done(f->ctx, client, NULL);
 }
 
-struct px_parent *rd2h_px_flow_request(struct px_flow *f, void *client, enum px_api api, struct px_buf *body, int64_t now) {
+struct px_parent *rd2h_px_flow_request(struct px_flow *f, void *client, enum px_api api, struct px_buf *body, struct px_scan *scan,
+                                       int64_t now) {
   struct px_buf why = {0};
   struct px_ask ask;
   f->now = now;
-  int status = rd2h_px_ask_read(px_of(body), api, f->limits.max_children, &ask, &why);
-  struct px_parent *p = status ? NULL : parent_new(f, client, &ask, body);
+  int status = rd2h_px_ask_read(px_of(body), scan, api, f->limits.max_children, &ask, &why);
+  struct px_parent *p = status ? NULL : parent_new(f, client, &ask, body, scan);
   if (!p) {
     refuse(f, client, status ? status : 503, status ? px_of(&why) : PX_LIT("memory ran out"));
     rd2h_px_free(&why);
@@ -218,8 +223,8 @@ void rd2h_px_flow_leg_data(struct px_flow *f, struct px_leg *leg, struct px_span
   leg->parent->touched = leg->engine->heard_at = now;
   if (leg->role == PX_DECODE)
     rd2h_px_decode_data(leg->parent, s);
-  else if (leg->answer.n + s.n <= f->limits.max_answer)
-    rd2h_px_put(&leg->answer, s);
+  else
+    rd2h_px_leg_keep(leg, s); /* what is longer than max_answer is cut off: nothing of it is needed but counts and errors */
 }
 
 void rd2h_px_flow_leg_done(struct px_flow *f, struct px_leg *leg, const char *error, int64_t now) {

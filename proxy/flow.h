@@ -21,6 +21,9 @@ struct px_reply {
   struct px_span type;        /* Content-Type; empty: application/json */
   struct px_span retry_after; /* may be empty */
   struct px_span body;
+  struct px_buf *from;        /* what the body lies in, may be taken over; or NULL */
+  size_t cut, cut_n;          /* so many bytes of it make way for `instead` */
+  struct px_span instead;
 };
 
 struct px_io {
@@ -49,7 +52,7 @@ struct px_leg {
   double cost;
   const char *path;
   char id[64]; /* X-Request-Id */
-  struct px_buf body;
+  struct px_rope body;
   bool open;
   void *wire; /* the other side's own */
   int64_t started, limit_ms;
@@ -57,6 +60,7 @@ struct px_leg {
   int status;
   char type[128], retry_after[32];
   struct px_buf answer;
+  struct px_scan scan; /* of it, unless it is a stream or an error */
 };
 
 /* ---- settings ---- */
@@ -112,6 +116,7 @@ struct px_parent {
   struct px_ask ask;
   struct px_buf body;    /* the client's */
   struct px_buf current; /* the body of a continuation, else unused */
+  struct px_scan scan, current_scan;
   struct px_child *child;
   uint32_t n_child, n_posted, n_prefilled;
   bool each;
@@ -127,7 +132,7 @@ struct px_parent {
   /* for a continuation: what was generated */
   struct px_buf text, first_id;
   uint64_t tokens_before, tokens, prompt_tokens; /* of earlier parts, of this one, of the client's prompt */
-  bool cannot_continue, wants_more, saw_done, cached_known;
+  bool cannot_continue, wants_more, cached_known;
   uint64_t cached; /* tokens of the prompt that Prefill found in its prefix cache */
   /* outcome */
   int status;
@@ -150,9 +155,10 @@ struct px_flow {
 };
 
 /* ---- what happened ---- */
-/* A client's request, whose body moves into the flow. Answered through io in any case. Returns the parent, or NULL when it has ended
- * already. */
-struct px_parent *rd2h_px_flow_request(struct px_flow *f, void *client, enum px_api api, struct px_buf *body, int64_t now);
+/* A client's request, whose body moves into the flow with its scan (of the plan of body.h). Answered through io in any case. Returns the
+ * parent, or NULL when it has ended already. */
+struct px_parent *rd2h_px_flow_request(struct px_flow *f, void *client, enum px_api api, struct px_buf *body, struct px_scan *scan,
+                                       int64_t now);
 void rd2h_px_flow_client_gone(struct px_flow *f, struct px_parent *p, int64_t now);
 /* A rendezvous with a checked JSON object. allowed: its sender is a Decode engine that we know; otherwise the token decides.
  * Returns 0 when the answer comes later (*waiter then stands for it), else the status to answer now, *why in words. */

@@ -10,8 +10,7 @@ static bool decode_body(struct px_parent *p) {
   struct px_flow *f = p->flow;
   struct px_buf url = {0};
   rd2h_px_printf(&url, "%s%s%s", f->metaserver, f->limits.tokens ? "?token=" : "", f->limits.tokens ? p->token : "");
-  rd2h_px_clear(&p->decode.body);
-  rd2h_px_body_decode(px_parent_body(p), px_of(&url), &p->decode.body);
+  rd2h_px_body_decode(px_parent_body(p), px_parent_scan(p), px_of(&url), &p->decode.body);
   bool good = !url.failed && !p->decode.body.failed;
   rd2h_px_free(&url);
   return good;
@@ -121,6 +120,9 @@ static bool rewritten_event(struct pass *pass, struct px_span data) {
   return good;
 }
 
+/* Longer ones hold more than text and are not looked into. */
+enum { MAX_EVENT = 64 << 10 };
+
 static bool on_event(void *ctx, struct px_span event) {
   struct pass *pass = ctx;
   struct px_parent *p = pass->p;
@@ -128,12 +130,12 @@ static bool on_event(void *ctx, struct px_span event) {
   struct px_span data = PX_LIT("");
   bool recomputed = false;
   if (rd2h_px_sse_data(event, &scratch, &data)) {
-    if (px_equal(data, PX_LIT("[DONE]")))
-      p->saw_done = true;
+    if (data.n > MAX_EVENT)
+      p->cannot_continue = true;
     else
       rd2h_px_continue_note(p, data, &recomputed);
   }
-  bool changes = data.n && *data.p == '{' && (p->continuations || rd2h_px_usage_differs(p, data));
+  bool changes = data.n && data.n <= MAX_EVENT && *data.p == '{' && (p->continuations || rd2h_px_usage_differs(p, data));
   bool good = !changes || recomputed || rewritten_event(pass, data);
   rd2h_px_free(&scratch);
   if (recomputed) {
@@ -186,43 +188,52 @@ void rd2h_px_decode_data(struct px_parent *p, struct px_span s) {
     stream_data(p, s);
     return;
   }
-  if (leg->answer.n + s.n > p->flow->limits.max_answer) {
-    rd2h_px_parent_fail(p, 502, "Decode engine %s answers with more than %llu bytes; raise max-answer", leg->engine->name,
-                        (unsigned long long)p->flow->limits.max_answer);
-    return;
-  }
-  rd2h_px_put(&leg->answer, s);
+  if (!rd2h_px_leg_keep(leg, s))
+    rd2h_px_parent_fail(p, 502, "Decode engine %s answers with more than %llu bytes (raise max-answer), or memory ran out",
+                        leg->engine->name, (unsigned long long)p->flow->limits.max_answer);
 }
 
 /* ---- its end ---- */
-static void reply_whole(struct px_parent *p) {
+/* The answer as it is, but for the counts that are Prefill's to give. */
+static void with_counts(const struct px_parent *p, struct px_reply *r, struct px_buf *usage) {
+  struct px_span v;
+  if (!p->cached_known || !rd2h_px_scan_get(&p->decode.scan, r->body, "usage", &v) || !rd2h_px_usage_edit(p, v, usage))
+    return;
+  r->cut = (size_t)(v.p - r->body.p);
+  r->cut_n = v.n;
+  r->instead = px_of(usage);
+}
+
+static void reply_whole(struct px_parent *p, bool json) {
   struct px_leg *leg = &p->decode;
-  struct px_buf merged = {0};
+  struct px_buf own = {0};
   struct px_reply r = {.status = leg->status, .type = px_str(leg->type), .retry_after = px_str(leg->retry_after),
-                       .body = px_of(&leg->answer)};
-  if (leg->status == 200 && (p->continuations || rd2h_px_usage_differs(p, r.body))) {
-    rewrite(p, r.body, &merged);
-    r.body = px_of(&merged);
+                       .body = px_of(&leg->answer), .from = &leg->answer};
+  if (json && p->continuations) {
+    rewrite(p, r.body, &own);
+    r.body = px_of(&own);
+    r.from = &own;
+  } else if (json) {
+    with_counts(p, &r, &own);
   }
-  if (merged.failed) {
-    rd2h_px_free(&merged);
+  if (own.failed) {
+    rd2h_px_free(&own);
     rd2h_px_parent_fail(p, 503, "memory ran out");
     return;
   }
   p->status = leg->status;
-  p->bytes_out += r.body.n;
+  p->bytes_out += r.body.n - r.cut_n + r.instead.n;
   p->flow->io->reply(p->flow->ctx, p->client, &r);
-  rd2h_px_free(&merged);
+  rd2h_px_free(&own);
   rd2h_px_parent_end(p);
 }
 
 static void whole_answer(struct px_parent *p) {
   struct px_leg *leg = &p->decode;
-  bool recomputed = false;
-  size_t at;
-  const char *why;
-  if (leg->status == 200 && rd2h_px_json_check(px_of(&leg->answer), &at, &why))
-    rd2h_px_continue_note(p, px_of(&leg->answer), &recomputed);
+  bool json = leg->status == 200 && rd2h_px_scan_end(&leg->scan, px_of(&leg->answer)), seen;
+  bool recomputed = json && leg->scan.found && p->flow->limits.max_continuations;
+  if (json && (recomputed || p->continuations))
+    rd2h_px_continue_note(p, px_of(&leg->answer), &seen);
   if (recomputed) {
     continue_now(p);
     return;
@@ -232,7 +243,7 @@ static void whole_answer(struct px_parent *p) {
   else if (leg->status != 200 && p->prefill_failed)
     rd2h_px_parent_fail(p, 502, "%s", strdupa(p->error));
   else
-    reply_whole(p);
+    reply_whole(p, json);
 }
 
 static void stream_end(struct px_parent *p) {

@@ -8,6 +8,10 @@ static inline struct px_span px_parent_body(const struct px_parent *p) {
   return p->current.n ? px_of(&p->current) : px_of(&p->body);
 }
 
+static inline const struct px_scan *px_parent_scan(const struct px_parent *p) {
+  return p->current.n ? &p->current_scan : &p->scan;
+}
+
 /* ---- flow.c ---- */
 struct px_parent *rd2h_px_parent_find(struct px_flow *f, struct px_span uuid);
 /* Its ids are known no more: who posts one is told so. */
@@ -23,6 +27,8 @@ void rd2h_px_parent_fail_with(struct px_parent *p, const struct px_leg *leg);
 
 /* ---- leg.c ---- */
 bool rd2h_px_leg_start(struct px_leg *leg, struct px_engine *e, double cost);
+/* Adds to its answer; false: that becomes longer than max_answer, or memory ran out. */
+bool rd2h_px_leg_keep(struct px_leg *leg, struct px_span s);
 /* Closes it in the books; the wire must be told before when it still runs. */
 void rd2h_px_leg_close(struct px_leg *leg);
 void rd2h_px_leg_cancel(struct px_leg *leg);
@@ -48,6 +54,8 @@ void rd2h_px_usage_note(struct px_parent *p, const struct px_dispatch *d);
 /* Whether an event's data or a whole answer has counts that are Prefill's to give; then it is written with these. */
 bool rd2h_px_usage_differs(const struct px_parent *p, struct px_span json);
 void rd2h_px_usage_write(const struct px_parent *p, struct px_span json, struct px_buf *out);
+/* The same for the usage itself. False: it has no such counts. */
+bool rd2h_px_usage_edit(const struct px_parent *p, struct px_span usage, struct px_buf *out);
 
 /* ---- continue.c ---- */
 /* Looks at an event's data or a whole answer. *recomputed: the engine gave the request up and asks for a continuation. */

@@ -53,13 +53,13 @@ static bool make_body(struct px_dispatch *d) {
   struct px_parent *p = d->parent;
   struct px_buf params = {0};
   bool good = true;
-  rd2h_px_clear(&d->leg.body);
+  const struct px_scan *scan = px_parent_scan(p);
   if (d->child < 0 && p->n_child > 1) {
     good = params_of_all(p, &params);
-    rd2h_px_body_prefill(px_parent_body(p), px_of(&params), -1, &d->leg.body);
+    rd2h_px_body_prefill(px_parent_body(p), scan, px_of(&params), -1, &d->leg.body);
   } else {
     struct px_child *c = p->child + (d->child < 0 ? 0 : d->child);
-    rd2h_px_body_prefill(px_parent_body(p), px_of(&c->params), d->child < 0 ? -1 : d->child / p->ask.n, &d->leg.body);
+    rd2h_px_body_prefill(px_parent_body(p), scan, px_of(&c->params), d->child < 0 ? -1 : d->child / p->ask.n, &d->leg.body);
   }
   rd2h_px_free(&params);
   return good && !d->leg.body.failed;
@@ -157,6 +157,7 @@ void rd2h_px_prefill_done(struct px_dispatch *d, const char *error) {
   char why[128];
   rd2h_px_leg_close(&d->leg);
   if (!error && d->leg.status == 200) {
+    rd2h_px_scan_end(&d->leg.scan, px_of(&d->leg.answer));
     succeed(d);
     return;
   }

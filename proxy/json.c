@@ -9,170 +9,12 @@ static const char *blanks(const char *p, const char *end) {
   return p;
 }
 
-/* ---- checking ---- */
-struct check {
-  const char *end;
-  const char *at, *why; /* what went wrong */
-  unsigned depth;
-  uint8_t object[PX_JSON_DEPTH];
-};
-
-static const char *wrong(struct check *c, const char *at, const char *why) {
-  c->at = at;
-  c->why = why;
-  return NULL;
-}
-
 static int hex_digit(char h) {
   if (h >= '0' && h <= '9')
     return h - '0';
   if (h >= 'a' && h <= 'f')
     return h - 'a' + 10;
   return h >= 'A' && h <= 'F' ? h - 'A' + 10 : -1;
-}
-
-/* p: behind the backslash. */
-static const char *check_escape(struct check *c, const char *p) {
-  if (p < c->end && *p && strchr("\"\\/bfnrt", *p))
-    return p + 1;
-  if (c->end - p < 5 || *p != 'u')
-    return wrong(c, p, "a string has an unknown escape");
-  for (int i = 1; i < 5; i++)
-    if (hex_digit(p[i]) < 0)
-      return wrong(c, p, "\\u needs four hex digits");
-  return p + 5;
-}
-
-static const char *check_string(struct check *c, const char *p) {
-  const char *start = p++;
-  while (p < c->end) {
-    unsigned char ch = (unsigned char)*p;
-    if (ch == '"')
-      return p + 1;
-    if (ch == '\\') {
-      if (!(p = check_escape(c, p + 1)))
-        return NULL;
-    } else if (ch < 0x20) {
-      return wrong(c, p, "a string has a control character");
-    } else if (ch < 0x80) {
-      p++;
-    } else {
-      size_t n = rd2h_px_utf8(p, c->end);
-      if (n == 0)
-        return wrong(c, p, "a string is not UTF-8");
-      p += n;
-    }
-  }
-  return wrong(c, start, "a string does not end");
-}
-
-static const char *digits(const char *p, const char *end) {
-  while (p < end && *p >= '0' && *p <= '9')
-    p++;
-  return p;
-}
-
-static const char *check_number(struct check *c, const char *p) {
-  const char *start = p, *from;
-  p += *p == '-';
-  from = p;
-  p = digits(p, c->end);
-  if (p == from || (*from == '0' && p > from + 1))
-    return wrong(c, start, "a value is expected");
-  if (p < c->end && *p == '.') {
-    from = ++p;
-    if ((p = digits(p, c->end)) == from)
-      return wrong(c, start, "a number has no digits behind its point");
-  }
-  if (p < c->end && (*p == 'e' || *p == 'E')) {
-    p++;
-    p += p < c->end && (*p == '+' || *p == '-');
-    from = p;
-    if ((p = digits(p, c->end)) == from)
-      return wrong(c, start, "a number has an empty exponent");
-  }
-  return p;
-}
-
-static const char *check_scalar(struct check *c, const char *p) {
-  static const char *const word[] = {"true", "false", "null"};
-  if (*p == '"')
-    return check_string(c, p);
-  for (size_t i = 0; i < 3; i++) {
-    size_t n = strlen(word[i]);
-    if ((size_t)(c->end - p) >= n && memcmp(p, word[i], n) == 0)
-      return p + n;
-  }
-  return check_number(c, p);
-}
-
-/* A member's key and colon; p stands behind blanks. */
-static const char *check_key(struct check *c, const char *p) {
-  if (p == c->end || *p != '"')
-    return wrong(c, p, "a key in quotes is expected");
-  if (!(p = check_string(c, p)))
-    return NULL;
-  p = blanks(p, c->end);
-  return p < c->end && *p == ':' ? p + 1 : wrong(c, p, "a colon is expected");
-}
-
-/* Opens a container. *inside: there is a first value to read; otherwise it was empty and is behind p. */
-static const char *check_open(struct check *c, const char *p, bool *inside) {
-  bool object = *p == '{';
-  const char *q = blanks(p + 1, c->end);
-  *inside = false;
-  if (q < c->end && *q == (object ? '}' : ']'))
-    return q + 1;
-  if (c->depth == PX_JSON_DEPTH)
-    return wrong(c, p, "values are nested too deep");
-  c->object[c->depth++] = object;
-  *inside = true;
-  return object ? check_key(c, q) : q;
-}
-
-/* Behind a value: closes what ends here. *more: a further value follows. */
-static const char *check_after(struct check *c, const char *p, bool *more) {
-  *more = false;
-  for (; c->depth > 0; c->depth--) {
-    bool object = c->object[c->depth - 1];
-    p = blanks(p, c->end);
-    if (p < c->end && *p == ',') {
-      *more = true;
-      p = blanks(p + 1, c->end);
-      return object ? check_key(c, p) : p;
-    }
-    if (p == c->end || *p != (object ? '}' : ']'))
-      return wrong(c, p, object ? "a comma or } is expected" : "a comma or ] is expected");
-    p++;
-  }
-  return p;
-}
-
-static const char *check_all(struct check *c, const char *p) {
-  for (bool more = true; more;) {
-    p = blanks(p, c->end);
-    if (p == c->end)
-      return wrong(c, p, "the text ends too early");
-    bool inside = false;
-    p = *p == '{' || *p == '[' ? check_open(c, p, &inside) : check_scalar(c, p);
-    if (p && !inside)
-      p = check_after(c, p, &more);
-    if (!p)
-      return NULL;
-  }
-  p = blanks(p, c->end);
-  return p == c->end ? p : wrong(c, p, "something follows the value");
-}
-
-bool rd2h_px_json_check(struct px_span text, size_t *at, const char **why) {
-  struct check c;
-  c.end = text.p + text.n;
-  c.depth = 0;
-  if (text.n > 0 && check_all(&c, text.p))
-    return true;
-  *at = text.n ? (size_t)(c.at - text.p) : 0;
-  *why = text.n ? c.why : "the text is empty";
-  return false;
 }
 
 /* ---- going over checked text ---- */
@@ -321,16 +163,6 @@ bool rd2h_px_json_get(struct px_span object, const char *name, struct px_span *v
       found = true;
     }
   return found;
-}
-
-size_t rd2h_px_json_count(struct px_span array) {
-  struct px_json_iter it;
-  struct px_span k, v;
-  size_t n = 0;
-  if (rd2h_px_json_open(array, '[', &it))
-    while (rd2h_px_json_next(&it, &k, &v))
-      n++;
-  return n;
 }
 
 /* ---- editing ---- */

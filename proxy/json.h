@@ -7,7 +7,7 @@
 
 #define PX_JSON_DEPTH 256 /* nested arrays and objects; deeper text is refused */
 
-/* Whether the text is one JSON value by RFC 8259 in UTF-8 (blanks around it allowed). *why: what is wrong at byte *at. */
+/* Whether the text is one JSON value by RFC 8259 in UTF-8 (blanks around it allowed). *why: what is wrong at byte *at. (scan.c) */
 bool rd2h_px_json_check(struct px_span text, size_t *at, const char **why);
 
 /* Goes over the members of an object or the elements of an array. */
@@ -26,11 +26,11 @@ bool rd2h_px_json_is(struct px_span token, struct px_span text);
 bool rd2h_px_json_decode(struct px_span value, struct px_buf *out);
 /* The last member of that name, as readers of duplicate keys take it. */
 bool rd2h_px_json_get(struct px_span object, const char *name, struct px_span *value);
-size_t rd2h_px_json_count(struct px_span array);
 
 enum px_how {
   PX_SET,        /* replaced, added when it is not there */
   PX_SET_IF_THERE,
+  PX_POINT, /* the same, by bytes of the text itself; for ropes, which do not copy them */
   PX_DROP,
 };
 struct px_rule {

@@ -2,6 +2,10 @@
 /* A request to an engine in the flow's books: the engine's load goes up when it starts and down once, however it ends. */
 #include "proxy/flow_inner.h"
 
+/* Of a whole answer: how many tokens it says there were, and whether the engine gave the request up. */
+static const char *const NAME[] = {"usage", "choices", NULL};
+static const struct px_scan_plan ANSWER = {.name = NAME, .in = "choices", .key = "stop_reason", .value = "recomputed"};
+
 bool rd2h_px_leg_start(struct px_leg *leg, struct px_engine *e, double cost) {
   struct px_flow *f = leg->parent->flow;
   leg->engine = e;
@@ -9,6 +13,7 @@ bool rd2h_px_leg_start(struct px_leg *leg, struct px_engine *e, double cost) {
   leg->status = 0;
   leg->type[0] = leg->retry_after[0] = 0;
   rd2h_px_clear(&leg->answer);
+  rd2h_px_scan_begin(&leg->scan, &ANSWER);
   leg->started = f->now;
   leg->open = true;
   rd2h_px_engine_take(e, cost);
@@ -18,12 +23,21 @@ bool rd2h_px_leg_start(struct px_leg *leg, struct px_engine *e, double cost) {
   return false;
 }
 
+bool rd2h_px_leg_keep(struct px_leg *leg, struct px_span s) {
+  if (s.n > leg->parent->flow->limits.max_answer - leg->answer.n)
+    leg->answer.failed = true;
+  rd2h_px_put(&leg->answer, s);
+  if (leg->status == 200 && !leg->answer.failed)
+    rd2h_px_scan_more(&leg->scan, px_of(&leg->answer));
+  return !leg->answer.failed;
+}
+
 void rd2h_px_leg_close(struct px_leg *leg) {
   if (!leg->open)
     return;
   leg->open = false;
   leg->wire = NULL;
-  rd2h_px_free(&leg->body);
+  rd2h_px_rope_free(&leg->body);
   rd2h_px_engine_give(leg->parent->flow->pool, leg->engine, leg->cost);
 }
 
@@ -37,8 +51,9 @@ void rd2h_px_leg_cancel(struct px_leg *leg) {
 }
 
 void rd2h_px_leg_free(struct px_leg *leg) {
-  rd2h_px_free(&leg->body);
+  rd2h_px_rope_free(&leg->body);
   rd2h_px_free(&leg->answer);
+  rd2h_px_scan_free(&leg->scan);
 }
 
 bool rd2h_px_leg_worth_a_retry(const struct px_leg *leg) {

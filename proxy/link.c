@@ -9,9 +9,15 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-enum { READ_BYTES = 64 << 10, ROUNDS = 4, KEPT_ROOM = 4 << 10, MAX_PARTS = 8 };
+enum { READ_BYTES = 64 << 10, ROUNDS = 4, KEPT_ROOM = 4 << 10, MAX_PARTS = 8, GIVEN_PARTS = 6, GIVEN_LEAST = 64 << 10 };
 
 enum state { CONNECTING, SHAKING, OPEN };
+
+/* What was given: memory of the link's, and the parts that lie in it. */
+struct given {
+  struct px_buf from, copies;
+  struct px_span part[GIVEN_PARTS];
+};
 
 struct px_link {
   const struct px_link_events *events;
@@ -21,7 +27,9 @@ struct px_link {
   struct timeval send_limit;
   struct px_buf out; /* from out_at on it waits */
   size_t out_at;
-  struct px_span lent; /* behind out; another's memory */
+  const struct px_span *lent; /* behind out; another's memory, or that of given */
+  size_t lent_parts, lent_at, lent_n; /* lent_at: in the first, lent_n: bytes left */
+  struct given *given;
   enum state state;
   int failed; /* errno of a write; told when the next read finds nothing */
   bool reading, writing, shut;
@@ -90,6 +98,15 @@ struct px_link *rd2h_px_link_new(struct event_base *base, evutil_socket_t fd, vo
   return l;
 }
 
+static void drop_given(struct px_link *l) {
+  if (!l->given)
+    return;
+  rd2h_px_free(&l->given->from);
+  rd2h_px_free(&l->given->copies);
+  free(l->given);
+  l->given = NULL;
+}
+
 void rd2h_px_link_free(struct px_link *l) {
   evutil_socket_t fd = event_get_fd(&l->reads);
   event_del(&l->reads);
@@ -102,6 +119,7 @@ void rd2h_px_link_free(struct px_link *l) {
   }
   evutil_closesocket(fd);
   rd2h_px_free(&l->out);
+  drop_given(l);
   l->freed = true;
   if (!l->running)
     free(l);
@@ -117,7 +135,7 @@ static bool is_there(struct px_link *l) {
 
 /* ---- out ---- */
 size_t rd2h_px_link_backlog(const struct px_link *l) {
-  return l->out.n - l->out_at + l->lent.n;
+  return l->out.n - l->out_at + l->lent_n;
 }
 
 bool rd2h_px_link_failed(const struct px_link *l) {
@@ -125,12 +143,12 @@ bool rd2h_px_link_failed(const struct px_link *l) {
 }
 
 size_t rd2h_px_link_room(const struct px_link *l) {
-  return l->out.room;
+  return l->out.room + (l->given ? l->given->from.room + l->given->copies.room : 0);
 }
 
 static void failed(struct px_link *l, int error) {
   l->failed = error;
-  l->out.n = l->out_at = l->lent.n = 0;
+  l->out.n = l->out_at = l->lent_n = l->lent_parts = 0;
   want_write(l, false);
   event_active(&l->reads, EV_READ, 1);
 }
@@ -157,24 +175,43 @@ static size_t write_plain(struct px_link *l, const struct iovec *v, size_t n) {
   return 0;
 }
 
+static void lent_went(struct px_link *l, size_t n) {
+  l->lent_n -= n;
+  for (size_t left; n > 0; n -= left) {
+    left = l->lent->n - l->lent_at;
+    if (n < left) {
+      l->lent_at += n;
+      return;
+    }
+    l->lent++;
+    l->lent_parts--;
+    l->lent_at = 0;
+  }
+}
+
 /* What waits, in one go where that is possible. Returns what went out. */
 static size_t write_waiting(struct px_link *l) {
-  struct iovec v[2];
+  struct iovec v[MAX_PARTS];
   size_t n = 0, own = l->out.n - l->out_at;
   if (own)
     v[n++] = (struct iovec){l->out.p + l->out_at, own};
-  if (l->lent.n)
-    v[n++] = (struct iovec){(void *)l->lent.p, l->lent.n};
+  for (size_t i = 0; l->lent_n && i < l->lent_parts && n < MAX_PARTS; i++) {
+    size_t skip = i ? 0 : l->lent_at;
+    if (l->lent[i].n > skip)
+      v[n++] = (struct iovec){(void *)(l->lent[i].p + skip), l->lent[i].n - skip};
+  }
   size_t done = l->ssl ? write_tls(l, v) : write_plain(l, v, n), part = done < own ? done : own;
+  if (l->failed)
+    return 0;
   l->out_at += part;
-  l->lent.p += done - part;
-  l->lent.n -= done - part;
+  lent_went(l, done - part);
   return done;
 }
 
 static void all_sent(struct px_link *l) {
   l->out_at = 0;
   rd2h_px_clear(&l->out);
+  drop_given(l);
   if (l->out.room > KEPT_ROOM)
     rd2h_px_free(&l->out);
   if (l->shut && l->ssl)
@@ -207,10 +244,12 @@ static void keep(struct px_link *l, struct px_span s) {
 }
 
 static void keep_lent(struct px_link *l) {
-  struct px_span lent = l->lent;
-  l->lent.n = 0;
-  if (lent.n)
-    keep(l, lent);
+  for (size_t i = 0; l->lent_n && !l->failed; i++) {
+    size_t skip = i ? 0 : l->lent_at, n = l->lent[i].n - skip;
+    l->lent_n -= n;
+    keep(l, (struct px_span){l->lent[i].p + skip, n});
+  }
+  drop_given(l);
 }
 
 void rd2h_px_link_add(struct px_link *l, struct px_span s) {
@@ -243,12 +282,69 @@ void rd2h_px_link_send(struct px_link *l, const struct px_span *part, size_t n) 
     want_write(l, true);
 }
 
-void rd2h_px_link_lend(struct px_link *l, struct px_span own, struct px_span lent) {
-  rd2h_px_link_add(l, own);
-  if (l->failed)
-    return;
-  l->lent = lent;
+static void lend(struct px_link *l, const struct px_span *part, size_t parts) {
+  l->lent = part;
+  l->lent_parts = parts;
+  l->lent_at = l->lent_n = 0;
+  for (size_t i = 0; i < parts; i++)
+    l->lent_n += part[i].n;
   flush(l);
+}
+
+void rd2h_px_link_lend(struct px_link *l, struct px_span own, const struct px_span *part, size_t parts) {
+  rd2h_px_link_add(l, own);
+  if (!l->failed)
+    lend(l, part, parts);
+}
+
+static bool lies_in(struct px_span s, const struct px_buf *b) {
+  return b && s.n && s.p >= b->p && s.p + s.n <= b->p + b->n;
+}
+
+/* The parts, with copies of those that do not lie in *from. NULL: memory ran out. */
+static struct given *take_over(const struct px_span *part, size_t parts, const struct px_buf *from) {
+  struct given *g = calloc(1, sizeof *g);
+  size_t copied = 1;
+  for (size_t i = 0; i < parts; i++)
+    copied += lies_in(part[i], from) ? 0 : part[i].n;
+  if (!g || !(g->copies.p = malloc(copied))) {
+    free(g);
+    return NULL;
+  }
+  g->copies.room = copied; /* it does not grow: parts point into it */
+  for (size_t i = 0; i < parts; i++) {
+    size_t at = g->copies.n;
+    g->part[i] = part[i];
+    if (lies_in(part[i], from))
+      continue;
+    rd2h_px_put(&g->copies, part[i]);
+    g->part[i].p = g->copies.p + at;
+  }
+  return g;
+}
+
+void rd2h_px_link_give(struct px_link *l, struct px_span own, const struct px_span *part, size_t parts, struct px_buf *from) {
+  struct px_span all[MAX_PARTS] = {own};
+  size_t n = own.n;
+  for (size_t i = 0; i < parts; i++) {
+    all[i + 1] = part[i];
+    n += part[i].n;
+  }
+  if (!from || n < GIVEN_LEAST) {
+    rd2h_px_link_send(l, all, parts + 1);
+    return;
+  }
+  rd2h_px_link_add(l, own);
+  struct given *g = l->failed ? NULL : take_over(part, parts, from);
+  if (!g) {
+    if (!l->failed)
+      failed(l, ENOMEM);
+    return;
+  }
+  g->from = *from;
+  *from = (struct px_buf){0};
+  l->given = g;
+  lend(l, g->part, parts);
 }
 
 void rd2h_px_link_shut(struct px_link *l) {

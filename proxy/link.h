@@ -29,8 +29,10 @@ struct px_link *rd2h_px_link_new(struct event_base *base, evutil_socket_t fd, vo
 void rd2h_px_link_free(struct px_link *l);
 /* The parts one behind the other, up to 8. Never calls an event. */
 void rd2h_px_link_send(struct px_link *l, const struct px_span *part, size_t n);
-/* A text, and behind it bytes that stay where they are until they have gone out or the link is freed. */
-void rd2h_px_link_lend(struct px_link *l, struct px_span own, struct px_span lent);
+/* A text, and behind it parts that stay where they are, themselves too, until they have gone out or the link is freed. */
+void rd2h_px_link_lend(struct px_link *l, struct px_span own, const struct px_span *lent, size_t parts);
+/* The same, up to 6 parts; what lies in *from is not copied when it is much: the memory is taken over. from: or NULL. */
+void rd2h_px_link_give(struct px_link *l, struct px_span own, const struct px_span *part, size_t parts, struct px_buf *from);
 /* Goes out with what is sent next. */
 void rd2h_px_link_add(struct px_link *l, struct px_span s);
 size_t rd2h_px_link_backlog(const struct px_link *l);

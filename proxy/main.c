@@ -242,6 +242,9 @@ static bool make_parts(struct px_app *app) {
   const char *why = NULL;
   struct px_handler handler = rd2h_px_routes;
   handler.ctx = app;
+  app->plan = rd2h_px_body_plan;
+  app->plan.max_elements = (size_t)o->max_children;
+  handler.plan = &app->plan;
   set_limits(app);
   app->base = new_base();
   app->server = app->base ? rd2h_px_server_new(app->base, &sl, &handler) : NULL;

@@ -66,15 +66,23 @@ static void answered(struct px_conn *c) {
   rd2h_px_conn_timer(c, c->in.n ? 0 : c->server->limits.idle_ms);
 }
 
-void rd2h_px_conn_reply(struct px_conn *c, int status, struct px_span type, struct px_span headers, struct px_span body) {
+void rd2h_px_conn_reply_parts(struct px_conn *c, int status, struct px_span type, struct px_span headers, const struct px_span *part,
+                              size_t parts, struct px_buf *from) {
   struct px_buf head = {0};
-  event_base_update_cache_time(c->server->base); /* a long answer takes its time to be looked through: limits begin now */
-  write_head(c, &head, status, type, headers, (int64_t)body.n);
-  c->keep = c->keep && !head.failed;
-  const struct px_span part[] = {px_of(&head), body};
-  rd2h_px_link_send(c->link, part, c->no_body ? 1 : 2);
+  size_t n = 0;
+  for (size_t i = 0; i < parts; i++)
+    n += part[i].n;
+  write_head(c, &head, status, type, headers, (int64_t)n);
+  if (head.failed)
+    c->keep = false; /* the connection ends without an answer */
+  else
+    rd2h_px_link_give(c->link, px_of(&head), part, c->no_body ? 0 : parts, from);
   rd2h_px_free(&head);
   answered(c);
+}
+
+void rd2h_px_conn_reply(struct px_conn *c, int status, struct px_span type, struct px_span headers, struct px_span body) {
+  rd2h_px_conn_reply_parts(c, status, type, headers, &body, 1, NULL);
 }
 
 void rd2h_px_conn_begin(struct px_conn *c, int status, struct px_span type, struct px_span headers) {

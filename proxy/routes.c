@@ -68,10 +68,10 @@ static void no_route(const struct px_ctx *x, const char *other) {
   rd2h_px_free(&allow);
 }
 
-static void on_request(void *arg, struct px_conn *c, const struct px_head *head, struct px_buf *body) {
+static void on_request(void *arg, struct px_conn *c, const struct px_head *head, struct px_buf *body, struct px_scan *scan) {
   const char *query = memchr(head->target.p, '?', head->target.n), *other;
   size_t n = query ? (size_t)(query - head->target.p) : head->target.n;
-  const struct px_ctx x = {.app = arg, .conn = c, .head = head, .body = body, .path = {head->target.p, n},
+  const struct px_ctx x = {.app = arg, .conn = c, .head = head, .body = body, .scan = scan, .path = {head->target.p, n},
                            .query = {query ? query + 1 : "", query ? head->target.n - n - 1 : 0}};
   const struct route *r = find(&x, &other);
   if (!r)

@@ -12,7 +12,8 @@
 
 /* ---- books ---- */
 void rd2h_px_conn_count(struct px_conn *c) {
-  uint64_t now = c->body.room + c->in.room + (rd2h_px_link_backlog(c->link) ? rd2h_px_link_room(c->link) : 0);
+  uint64_t scanned = c->scan.members.room + c->scan.elements.room;
+  uint64_t now = c->body.room + scanned + c->in.room + (rd2h_px_link_backlog(c->link) ? rd2h_px_link_room(c->link) : 0);
   c->server->buffered += now - c->counted;
   c->counted = now;
 }
@@ -32,6 +33,7 @@ void rd2h_px_conn_release(struct px_conn *c) {
   c->head_text = NULL;
   c->head = NULL;
   rd2h_px_free(&c->body);
+  rd2h_px_scan_free(&c->scan);
   c->chunks = (struct px_chunks){0};
 }
 

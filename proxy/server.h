@@ -3,6 +3,7 @@
 #ifndef RD2H_PROXY_SERVER_H
 #define RD2H_PROXY_SERVER_H
 #include "proxy/head.h"
+#include "proxy/scan.h"
 
 #include <event2/event.h>
 #include <sys/socket.h>
@@ -25,11 +26,12 @@ struct px_watch {
 };
 
 struct px_handler {
-  /* A whole request. Head and body are gone after the call; the body may be taken. */
-  void (*request)(void *ctx, struct px_conn *c, const struct px_head *head, struct px_buf *body);
+  /* A whole request. Head, body and its scan are gone after the call; body and scan may be taken. */
+  void (*request)(void *ctx, struct px_conn *c, const struct px_head *head, struct px_buf *body, struct px_scan *scan);
   /* A request that never became whole, or no HTTP: already answered with that status. */
   void (*refused)(void *ctx, struct px_conn *c, int status, const char *why);
   void *ctx;
+  const struct px_scan_plan *plan; /* of bodies */
 };
 
 struct px_server *rd2h_px_server_new(struct event_base *base, const struct px_server_limits *limits, const struct px_handler *handler);
@@ -50,6 +52,9 @@ void rd2h_px_conn_watch(struct px_conn *c, const struct px_watch *watch, void *u
 const char *rd2h_px_conn_peer(const struct px_conn *c); /* its address without a port */
 /* headers: lines with CRLF, may be empty. */
 void rd2h_px_conn_reply(struct px_conn *c, int status, struct px_span type, struct px_span headers, struct px_span body);
+/* The body as parts that lie in *from or elsewhere; what waits in *from is taken over with it. */
+void rd2h_px_conn_reply_parts(struct px_conn *c, int status, struct px_span type, struct px_span headers, const struct px_span *part,
+                              size_t parts, struct px_buf *from);
 void rd2h_px_conn_begin(struct px_conn *c, int status, struct px_span type, struct px_span headers);
 void rd2h_px_conn_data(struct px_conn *c, struct px_span s);
 void rd2h_px_conn_end(struct px_conn *c);

@@ -44,6 +44,7 @@ struct px_conn {
   struct px_head *head;
   struct px_chunks chunks;
   struct px_buf body;
+  struct px_scan scan;
   int64_t body_end;
   uint64_t counted; /* what of server->buffered is ours */
   const struct px_watch *watch;

@@ -45,8 +45,11 @@ static bool io_send(void *io, struct px_leg *leg) {
   struct world *w = io;
   size_t at;
   const char *why;
-  if (!rd2h_px_json_check(px_of(&leg->body), &at, &why))
-    fail_msg("a body with %s at byte %zu: %.*s", why, at, (int)leg->body.n, leg->body.p);
+  struct px_buf body = {0};
+  rd2h_px_rope_put(&leg->body, &body);
+  if (!rd2h_px_json_check(px_of(&body), &at, &why))
+    fail_msg("a body with %s at byte %zu: %.*s", why, at, (int)body.n, body.p);
+  rd2h_px_free(&body);
   assert_true(w->legs < 4 * MAX);
   if (draw(w, 50) == 0)
     return false;
@@ -127,6 +130,8 @@ static bool io_random(void *io, void *out, size_t n) {
 static const struct px_io IO = {io_send, io_cancel, io_answer, io_reply, io_begin, io_data, io_end, io_done, io_note, io_wake, io_random};
 
 /* ---- what may happen ---- */
+static struct px_scan_plan plan;
+
 static void new_request(struct world *w) {
   static const char *const body[] = {"{\"prompt\":\"a\"}", "{\"prompt\":\"a\",\"stream\":true}", "{\"prompt\":[\"a\",\"b\",\"c\"]}", "{",
                                      "{\"prompt\":[[1],[2]],\"n\":2,\"stream\":true}", "{\"messages\":[]}"};
@@ -136,9 +141,12 @@ static void new_request(struct world *w) {
   struct px_buf b = {0};
   size_t which = draw(w, 6);
   rd2h_px_puts(&b, body[which]);
-  struct px_parent *p = rd2h_px_flow_request(&w->flow, c, which == 5 ? PX_CHAT : PX_COMPLETIONS, &b, w->now);
+  struct px_scan scan = {0};
+  rd2h_px_scan_begin(&scan, &plan);
+  struct px_parent *p = rd2h_px_flow_request(&w->flow, c, which == 5 ? PX_CHAT : PX_COMPLETIONS, &b, &scan, w->now);
   c->parent = p;
   rd2h_px_free(&b);
+  rd2h_px_scan_free(&scan);
 }
 
 static struct px_parent *any_parent(struct world *w) {
@@ -310,6 +318,8 @@ static void test_turns(void **state) {
 }
 
 int main(void) {
+  plan = rd2h_px_body_plan;
+  plan.max_elements = 64;
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_turns), cmocka_unit_test(test_histories)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -44,7 +44,7 @@ LIBRARIES = {
 # other part is the program, which may include all.
 PROXY = {
     "base": ("text clock", ""),
-    "formats": ("json head sse", "base"),
+    "formats": ("json scan rope head sse", "base"),
     "flow": ("engines body flow flow_inner leg flow_decode flow_prefill rendezvous usage continue", "base formats"),
     "link": ("link resolve", "base"),
     "client": ("client client_inner peer connect answer", "base formats link"),
