@@ -28,6 +28,19 @@ double bench_median(double *v, uint64_t n); /* sorts v */
 /* Pins the process (threads to come, too) to the n-th CPU it may use, the last one where there are fewer. Returns its number. */
 int bench_pin(uint32_t nth);
 
+/* What a process has cost: CPU of all of it and of its thread of this name (a Decode rank's control thread), the most it had resident. */
+#define BENCH_CONTROL_THREAD "rd2h-d0"
+struct bench_cost {
+  double process_ns, thread_ns, resident_kb;
+};
+struct bench_cost bench_cost_of(pid_t);
+struct bench_cost bench_cost_since(pid_t, struct bench_cost begin, double messages); /* times for each message */
+/* A ZeroMQ socket whose queues have no bound. */
+void *bench_no_limits(void *ctx, int type);
+/* A bare ROUTER in a process on the first CPU answers so many messages of so many bytes, from so many bare DEALERs in this one; they are on
+ * their way before it takes the first. False: it failed. */
+bool bench_bare_crowd(uint32_t dealers, uint32_t messages, size_t bytes, struct bench_cost *);
+
 /* 61 layers like DeepSeek-V3.2's; no memory stands behind the addresses. */
 int bench_layout(uint64_t base, rd2h_layout **, struct rd2h_error *);
 /* Distinct ids below `cache`, request after request; lists of different seeds have nothing in common but the pattern. */

@@ -5,8 +5,8 @@
 #include "bench.h"
 #include "cli.h"
 #include "table.h"
-#include <dirent.h>
 #include <getopt.h>
+#include <malloc.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -41,21 +41,27 @@ struct crowd {
   rd2h_layout *layout;
   rd2h_prefill *rank;
   rd2h_prefill_scheduler *half;
+  size_t bytes; /* of a message */
   struct rd2h_error err;
 };
-/* As many messages, of as many requests each, in every mode; always of other requests than the message before. */
+/* As many messages, of as many requests each, in every mode; always of other requests than the message before. Bare: a ROUTER that only
+ * answers as many messages of as many bytes. */
+enum { ONE, MANY, BARE_ONE, BARE_MANY, MODES };
 static const struct mode {
   const char *name, *words;
-  bool many, mixed;
-} modes[] = {
-  {"one", "one rank", false, false},
-  {"many", "all ranks", true, true},
+  bool many, bare;
+  int base; /* the mode that its ratios are of */
+} modes[MODES] = {
+  [ONE] = {"one", "one rank", false, false, ONE},
+  [MANY] = {"many", "all ranks", true, false, ONE},
+  [BARE_ONE] = {"bare_one", "bare, one connection", false, true, BARE_ONE},
+  [BARE_MANY] = {"bare_many", "bare, all connections", true, true, BARE_ONE},
 };
-enum { MODES = sizeof modes / sizeof modes[0] };
 struct result {
   double ns[MODES][RUNS_MAX], ratio[MODES][RUNS_MAX];         /* CPU of Decode's process a message */
   double own_ns[MODES][RUNS_MAX], own_ratio[MODES][RUNS_MAX]; /* of the rank's own thread: without ZeroMQ's for the sockets */
-  double kb[MODES];                                   /* resident, the most of all runs */
+  double kb[MODES];                                           /* resident, the most of all runs */
+  double added[RUNS_MAX]; /* what the thread takes beyond a bare one: of all ranks, as a ratio to that of one */
 };
 
 static uint32_t blocks_of(const struct options *o) {
@@ -107,51 +113,6 @@ static int decode_main(struct crowd *c) {
   return 1;
 }
 
-static double resident_kb(pid_t pid) {
-  char path[64], line[128];
-  double kb = 0;
-  snprintf(path, sizeof path, "/proc/%d/status", pid);
-  FILE *f = fopen(path, "re");
-  while (f && fgets(line, sizeof line, f))
-    if (sscanf(line, "VmHWM: %lf", &kb) == 1)
-      break;
-  if (f)
-    fclose(f);
-  return kb;
-}
-
-static double cpu_ns(pid_t pid) {
-  clockid_t id;
-  struct timespec t = {0};
-  if (!clock_getcpuclockid(pid, &id))
-    clock_gettime(id, &t);
-  return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
-}
-
-/* CPU of the control thread, as the kernel's scheduler counts it. */
-static double own_cpu_ns(pid_t pid) {
-  char path[64], name[64];
-  double ns = 0, one;
-  snprintf(path, sizeof path, "/proc/%d/task", pid);
-  DIR *d = opendir(path);
-  for (struct dirent *e; d && (e = readdir(d));) {
-    snprintf(path, sizeof path, "/proc/%d/task/%.16s/comm", pid, e->d_name);
-    FILE *f = fopen(path, "re");
-    bool ours = f && fgets(name, sizeof name, f) && !strcmp(name, "rd2h-d0\n");
-    if (f)
-      fclose(f);
-    snprintf(path, sizeof path, "/proc/%d/task/%.16s/schedstat", pid, e->d_name);
-    f = ours ? fopen(path, "re") : NULL;
-    if (f && fscanf(f, "%lf", &one) == 1)
-      ns += one;
-    if (f)
-      fclose(f);
-  }
-  if (d)
-    closedir(d);
-  return ns;
-}
-
 static bool wait_port(const uint16_t *port) {
   for (int ms = 0; ms < WAIT_MS && !__atomic_load_n(port, __ATOMIC_ACQUIRE); ms++)
     nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
@@ -160,6 +121,7 @@ static bool wait_port(const uint16_t *port) {
 
 static bool decode_start(struct crowd *c) {
   c->board->port = 0;
+  malloc_trim(0); /* what is free here must not count as the child's */
   fflush(stdout);
   c->decode = fork();
   if (!c->decode) {
@@ -179,21 +141,12 @@ struct relay {
   uint16_t decode;
 };
 
-static void *no_limits(void *ctx, int type) {
-  void *s = zmq_socket(ctx, type);
-  int none = 0;
-  zmq_setsockopt(s, ZMQ_SNDHWM, &none, sizeof none);
-  zmq_setsockopt(s, ZMQ_RCVHWM, &none, sizeof none);
-  zmq_setsockopt(s, ZMQ_LINGER, &none, sizeof none);
-  return s;
-}
-
 static uint32_t peer_of(struct relay *r, zmq_msg_t *who) {
   char address[64];
   for (uint32_t i = 0; i < r->n; i++)
     if (zmq_msg_size(&r->who[i]) == zmq_msg_size(who) && !memcmp(zmq_msg_data(&r->who[i]), zmq_msg_data(who), zmq_msg_size(who)))
       return i;
-  void *dealer = r->n < PEERS_MAX ? no_limits(r->ctx, ZMQ_DEALER) : NULL;
+  void *dealer = r->n < PEERS_MAX ? bench_no_limits(r->ctx, ZMQ_DEALER) : NULL;
   snprintf(address, sizeof address, "tcp://127.0.0.1:%u", r->decode);
   if (!dealer || zmq_connect(dealer, address))
     _exit(1);
@@ -250,7 +203,7 @@ static int relay_main(const struct crowd *c) {
   size_t n = sizeof address;
   r.ctx = zmq_ctx_new();
   zmq_ctx_set(r.ctx, ZMQ_MAX_SOCKETS, PEERS_MAX + 16);
-  r.router = no_limits(r.ctx, ZMQ_ROUTER);
+  r.router = bench_no_limits(r.ctx, ZMQ_ROUTER);
   r.decode = c->board->port;
   r.item[0] = (zmq_pollitem_t){.socket = r.router, .events = ZMQ_POLLIN};
   if (zmq_bind(r.router, "tcp://0.0.0.0:*") || zmq_getsockopt(r.router, ZMQ_LAST_ENDPOINT, address, &n))
@@ -318,7 +271,7 @@ static int announce(struct crowd *c, uint32_t from, uint32_t end, uint32_t chunk
 }
 
 static int announce_all(struct crowd *c, const struct mode *m, uint32_t chunk) {
-  uint32_t each = (uint32_t)(c->o->requests / c->o->peers), steps = m->mixed ? 1 : (uint32_t)c->o->peers;
+  uint32_t each = (uint32_t)(c->o->requests / c->o->peers), steps = m->many ? 1 : (uint32_t)c->o->peers;
   uint32_t n = (uint32_t)c->o->peers * each / steps;
   int rc = RD2H_OK;
   for (uint32_t s = 0; s < steps && !rc; s++)
@@ -331,7 +284,7 @@ static int wait_answers(struct crowd *c) {
 }
 
 /* Everything is on its way before Decode takes the first of it: it is never idle, as it would be if the sender were the slower one. */
-static int run_loaded(struct crowd *c, const struct mode *m, double *ns, double *own) {
+static int run_loaded(struct crowd *c, const struct mode *m, struct bench_cost *cost) {
   uint64_t before = __atomic_load_n(&c->board->relayed, __ATOMIC_RELAXED), n = c->o->peers * (CHUNKS - 1);
   int rc = RD2H_OK;
   kill(c->decode, SIGSTOP);
@@ -339,17 +292,17 @@ static int run_loaded(struct crowd *c, const struct mode *m, double *ns, double 
     rc = announce_all(c, m, chunk);
   for (int ms = 0; ms < WAIT_MS && !rc && __atomic_load_n(&c->board->relayed, __ATOMIC_RELAXED) - before < n; ms++)
     nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-  double begin = cpu_ns(c->decode), own_begin = own_cpu_ns(c->decode);
+  struct bench_cost begin = bench_cost_of(c->decode);
   kill(c->decode, SIGCONT);
   rc = rc ? rc : wait_answers(c);
-  *ns = (cpu_ns(c->decode) - begin) / (double)n;
-  *own = (own_cpu_ns(c->decode) - own_begin) / (double)n;
+  *cost = bench_cost_since(c->decode, begin, (double)n);
   return rc;
 }
 
 static int check_messages(struct crowd *c) {
   struct rd2h_prefill_stats st;
   rd2h_prefill_stats(c->rank, &st);
+  c->bytes = st.batches ? st.bytes_sent / st.batches : 1;
   if (!st.batches_failed && !st.skipped)
     return RD2H_OK;
   snprintf(c->err.text, sizeof c->err.text, "%llu of %llu messages failed, %llu requests were not known to Decode",
@@ -357,7 +310,7 @@ static int check_messages(struct crowd *c) {
   return RD2H_INTERNAL;
 }
 
-static int measure(struct crowd *c, const struct mode *m, double *ns, double *own, double *kb) {
+static int measure_ours(struct crowd *c, const struct mode *m, struct bench_cost *cost) {
   uint32_t each = (uint32_t)(c->o->requests / c->o->peers);
   int rc = decode_start(c) && relay_start(c) ? layout_of(UINT64_C(1) << 45, &c->layout, &c->err) : RD2H_STATE;
   rc = rc ? rc : open_rank(c);
@@ -365,9 +318,7 @@ static int measure(struct crowd *c, const struct mode *m, double *ns, double *ow
     rc = track(c, r, m->many ? r / each : 0);
   rc = rc ? rc : announce_all(c, m, 0);
   rc = rc ? rc : wait_answers(c);
-  rc = rc ? rc : run_loaded(c, m, ns, own);
-  double now = resident_kb(c->decode);
-  *kb = now > *kb ? now : *kb;
+  rc = rc ? rc : run_loaded(c, m, cost);
   rc = rc ? rc : check_messages(c);
   if (c->decode > 0)
     kill(c->decode, SIGKILL);
@@ -383,21 +334,45 @@ static int measure(struct crowd *c, const struct mode *m, double *ns, double *ow
   return rc;
 }
 
+static int measure_bare(struct crowd *c, const struct mode *m, struct bench_cost *cost) {
+  uint32_t peers = (uint32_t)c->o->peers;
+  if (bench_bare_crowd(m->many ? peers : 1, peers * (CHUNKS - 1), c->bytes, cost))
+    return RD2H_OK;
+  snprintf(c->err.text, sizeof c->err.text, "the bare sockets fail: %s", zmq_strerror(zmq_errno()));
+  return RD2H_IO;
+}
+
+static int measure(struct crowd *c, uint64_t run, struct result *r) {
+  int rc = RD2H_OK;
+  for (int m = 0; m < MODES && !rc; m++) {
+    const struct mode *mode = &modes[m];
+    struct bench_cost cost = {0};
+    rc = mode->bare ? measure_bare(c, mode, &cost) : measure_ours(c, mode, &cost);
+    r->ns[m][run] = cost.process_ns;
+    r->own_ns[m][run] = cost.thread_ns;
+    r->ratio[m][run] = cost.process_ns / r->ns[mode->base][run];
+    r->own_ratio[m][run] = cost.thread_ns / r->own_ns[mode->base][run];
+    r->kb[m] = cost.resident_kb > r->kb[m] ? cost.resident_kb : r->kb[m];
+  }
+  r->added[run] = (r->own_ns[MANY][run] - r->own_ns[BARE_MANY][run]) / (r->own_ns[ONE][run] - r->own_ns[BARE_ONE][run]);
+  return rc;
+}
+
 /* ---- the words around it ---- */
 struct line {
   double us, times, own_us, own_times, mib;
 };
 
-static void print_json(const struct options *o, const struct line *l) {
+static void print_json(const struct options *o, const struct line *l, double added) {
   printf("{\"bench\":\"peers\",\"version\":\"%s\",\"peers\":%llu,\"requests\":%llu,\"blocks\":%llu,\"runs\":%llu", rd2h_version(),
          (unsigned long long)o->peers, (unsigned long long)o->requests, (unsigned long long)o->blocks, (unsigned long long)o->runs);
   for (int m = 0; m < MODES; m++)
     printf(",\"%s\":{\"us\":%.3f,\"times_one\":%.4f,\"thread_us\":%.3f,\"thread_times_one\":%.4f,\"mib\":%.1f}", modes[m].name,
            l[m].us, l[m].times, l[m].own_us, l[m].own_times, l[m].mib);
-  printf("}\n");
+  printf(",\"thread_times_one_beyond_bare\":%.4f}\n", added);
 }
 
-static void print_table(const struct options *o, const struct line *l) {
+static void print_table(const struct options *o, const struct line *l, double added) {
   static const char *const headers[] = {"<messages of", "us CPU/message", "times one", "rank's thread", "times one", "MiB resident", NULL};
   struct table t;
   if (!table_begin(&t, headers))
@@ -415,6 +390,8 @@ static void print_table(const struct options *o, const struct line *l) {
     table_row_end(&t);
   }
   table_end(&t);
+  printf("\n%sBeyond what the bare ROUTER's thread takes, the rank's own takes %.2f times as much for a message of one of all ranks as for\n"
+         "one of a single rank.%s\n", color_dim(), added, color_off());
 }
 
 static void print_result(const struct options *o, struct result *r) {
@@ -422,10 +399,11 @@ static void print_result(const struct options *o, struct result *r) {
   for (int m = 0; m < MODES; m++)
     l[m] = (struct line){bench_median(r->ns[m], o->runs) / 1e3, bench_median(r->ratio[m], o->runs),
                          bench_median(r->own_ns[m], o->runs) / 1e3, bench_median(r->own_ratio[m], o->runs), r->kb[m] / 1024};
+  double added = bench_median(r->added, o->runs);
   if (o->json)
-    print_json(o, l);
+    print_json(o, l, added);
   else
-    print_table(o, l);
+    print_table(o, l, added);
 }
 
 static void usage(void) {
@@ -434,6 +412,7 @@ static void usage(void) {
        "A Decode rank that very many Prefill ranks send to, with very many live requests: what a message costs it in CPU time of its\n"
        "whole process, and how much memory that process takes, beside as many equal messages from a single rank. Everything is on its\n"
        "way before Decode takes the first, so that it is never idle. Engine noop. Decode runs on the first CPU, all else on the second.\n"
+       "Beside both a bare ZeroMQ ROUTER that only answers, one connection and as many: how much of the growth is ZeroMQ's and TCP's.\n"
        "Every connection takes about five descriptors: see ulimit -n.\n"
        "\n"
        "  --peers N      Prefill ranks (1000)\n"
@@ -491,11 +470,7 @@ int bench_peers(int argc, char **argv) {
          : RD2H_NOMEM;
   bench_pin(1);
   for (uint64_t i = 0; i < o.runs && !rc; i++)
-    for (int m = 0; m < MODES && !rc; m++) {
-      rc = measure(&c, &modes[m], &r.ns[m][i], &r.own_ns[m][i], &r.kb[m]);
-      r.ratio[m][i] = r.ns[m][i] / r.ns[0][i];
-      r.own_ratio[m][i] = r.own_ns[m][i] / r.own_ns[0][i];
-    }
+    rc = measure(&c, i, &r);
   free(c.ids);
   if (!rc)
     print_result(&o, &r);

@@ -88,6 +88,9 @@ struct rd2h_map;
 struct rd2h_map *rd2h_map_create(void);
 void rd2h_map_destroy(struct rd2h_map *);
 uint32_t rd2h_map_get(const struct rd2h_map *, const void *key, size_t n);  /* RD2H_INDEX_NONE: absent */
+/* For many keys at once, of a map that is larger than the caches: the first asks memory for the key's slot, the second looks there. */
+uint64_t rd2h_map_expect(const struct rd2h_map *, const void *key, size_t n);
+uint32_t rd2h_map_get_expected(const struct rd2h_map *, uint64_t expected, const void *key, size_t n);
 int rd2h_map_put(struct rd2h_map *, const void *key, size_t n, uint32_t v); /* inserts or replaces; NOMEM */
 uint32_t rd2h_map_del(struct rd2h_map *, const void *key, size_t n);        /* returns the old value or NONE */
 uint32_t rd2h_map_size(const struct rd2h_map *);
@@ -101,10 +104,10 @@ struct rd2h_slab {
 };
 void rd2h_slab_init(struct rd2h_slab *, size_t item_size, uint32_t limit); /* item_size >= 4 */
 uint32_t rd2h_slab_take(struct rd2h_slab *); /* zeroed record; NONE: out of memory or at the limit */
+int rd2h_slab_reserve(struct rd2h_slab *, uint32_t n); /* the next n takes need no memory; NOMEM, or LIMIT where they pass it */
 void rd2h_slab_give(struct rd2h_slab *, uint32_t i);
 void *rd2h_slab_at(const struct rd2h_slab *, uint32_t i);
 bool rd2h_slab_live(const struct rd2h_slab *, uint32_t i);
-int rd2h_slab_reserve(struct rd2h_slab *, uint32_t n); /* the next n takes need no memory; NOMEM, or LIMIT where they pass it */
 void rd2h_slab_free(struct rd2h_slab *);
 
 /* ---- min-heap of deadlines; a key may be in it several times, the owner checks on pop whether it still means something ---- */

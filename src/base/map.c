@@ -90,10 +90,22 @@ static uint32_t find(const struct rd2h_map *m, uint64_t hash, const void *key, s
 }
 
 uint32_t rd2h_map_get(const struct rd2h_map *m, const void *key, size_t n) {
-  if (!m->size)
-    return RD2H_INDEX_NONE;
-  const struct slot *s = &m->slot[find(m, hash_key(m, key, n), key, n)];
-  return s->hash ? s->v : RD2H_INDEX_NONE;
+  return m->size ? rd2h_map_get_expected(m, hash_key(m, key, n), key, n) : RD2H_INDEX_NONE;
+}
+
+uint64_t rd2h_map_expect(const struct rd2h_map *m, const void *key, size_t n) {
+  uint64_t hash = hash_key(m, key, n);
+  const struct slot *s = m->cap ? &m->slot[(uint32_t)hash & (m->cap - 1)] : NULL;
+  if (s) {
+    __builtin_prefetch(s);
+    __builtin_prefetch((const char *)(s + 1) - 1);
+  }
+  return hash;
+}
+
+uint32_t rd2h_map_get_expected(const struct rd2h_map *m, uint64_t hash, const void *key, size_t n) {
+  const struct slot *s = m->size ? &m->slot[find(m, hash, key, n)] : NULL;
+  return s && s->hash ? s->v : RD2H_INDEX_NONE;
 }
 
 static int grow(struct rd2h_map *m) {

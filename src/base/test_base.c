@@ -218,8 +218,11 @@ static void test_map(void **state) {
     }
     assert_int_equal(rd2h_map_size(m), size);
   }
-  for (uint32_t i = 0; i < KEYS; i++)
-    assert_int_equal(rd2h_map_get(m, key, key_of(key, sizeof key, i)), want[i]);
+  for (uint32_t i = 0; i < KEYS; i++) {
+    size_t len = key_of(key, sizeof key, i);
+    assert_int_equal(rd2h_map_get(m, key, len), want[i]);
+    assert_int_equal(rd2h_map_get_expected(m, rd2h_map_expect(m, key, len), key, len), want[i]);
+  }
   uint32_t it = 0, v, seen = 0;
   const void *k;
   size_t n;

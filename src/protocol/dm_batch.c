@@ -215,6 +215,7 @@ void rd2h_dm_ready(rd2h_dm *m, uint32_t peer, struct rd2h_wire_ready *msg, uint6
     fail_named(m, peer, msg, spare ? RD2H_NOMEM : p->state == DM_PEER_REFUSED ? p->refusal : RD2H_LAYOUT, b->text);
   } else {
     m->st.batches++;
+    dm_warm(m, msg);
     for (uint32_t k = 0; k < msg->n_reqs; k++) {
       msg->req[k].status = RD2H_OK;
       if (b->layer != RD2H_INDEX_NONE) admit(m, i, &msg->req[k], now);

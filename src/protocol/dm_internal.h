@@ -123,6 +123,9 @@ void dm_batch_fail(rd2h_dm *, uint32_t batch, const char *text, uint64_t now);
 void dm_wait_recheck(rd2h_dm *, uint64_t now);
 void dm_wait_due(rd2h_dm *, uint32_t batch, uint64_t now);
 
+/* dm_warm.c: has what the message's requests need fetched from memory; changes nothing */
+void dm_warm(const rd2h_dm *, const struct rd2h_wire_ready *);
+
 /* requests (dm_request.c) */
 uint32_t dm_req_by_ext(const rd2h_dm *, struct rd2h_str ext);
 /* Ends it (first cause wins) and reports it when nothing touches its blocks. */
