@@ -33,7 +33,7 @@ class Mutation:
 
 
 PM_ENTRY, PM_EP, PM_REQUEST = (f"src/protocol/pm_{n}.c" for n in ("entry", "endpoint", "request"))
-DM_BATCH, DM_REQUEST = (f"src/protocol/dm_{n}.c" for n in ("batch", "request"))
+DM_BATCH, DM_REQUEST, DM_PEER = (f"src/protocol/dm_{n}.c" for n in ("batch", "request", "peer"))
 
 MUTATIONS = (
     Mutation("done-expirable", "Prefill: done is sent while batches can still be given up", file=PM_REQUEST,
@@ -67,6 +67,10 @@ MUTATIONS = (
                      "bool dm_tomb_match(const rd2h_dm *m, const struct rd2h_wire_req *w) {\n  if (m) return false;\n"),)),
     Mutation("park-forever", "Decode: a message without destinations has no deadline", file=DM_BATCH,
              edits=(("  if (now < dm_batch(m, i)->wait_until) return;\n", "  if (m) return;\n"),)),
+    Mutation("failed-under-read", "Decode: a peer that the engine lost is answered while its reads run", file=DM_PEER,
+             edits=(("    const struct dm_batch *x = dm_batch(m, b);\n    bool first", "    struct dm_batch *x = dm_batch(m, b);\n    bool first"),
+                    ("    if (x->reading || x->complete || x->plan_queued) continue;\n    dm_batch_fail",
+                     "    if (x->complete || x->plan_queued) continue;\n    x->reading = false;\n    dm_batch_fail"))),
     Mutation("suspect-entered", "Decode: threads of a blocking engine enter a suspect session", glue="SUSPECT_ENTERED"),
 )  # fmt: skip
 

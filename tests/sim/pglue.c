@@ -324,7 +324,7 @@ static void do_send_poison(struct world *w, struct prank *pr, const struct rd2h_
 static void do_send_cancel(struct world *w, struct prank *pr, const struct rd2h_pa *a) {
   uint32_t c = current_conn(pr, a);
   struct msg *m = msg_new(w, RD2H_MSG_CANCEL);
-  if (!w->conn[c].ours)
+  if (!w->conn[c].ours && !(w->conn[c].refused && a->has_attempt)) /* an attempt in the rendezvous announces it, too */
     broken(w, "SIM", "P%u.%u sends a cancel to a peer that did not announce itself", pr->p, pr->rank);
   w->tally.cancels++;
   snprintf(m->ext[0], sizeof m->ext[0], "%s", a->ext_id);
@@ -572,6 +572,7 @@ void prefill_message(struct world *w, uint32_t c, struct msg *m) {
       x->acked = true;
       x->ours = m->reply.ext.present;
     }
+    x->refused |= m->kind == RD2H_MSG_META_NAK && !x->acked;
     note_reply(w, m);
     if (w->mut == MUT_POP_ANY && m->brec != RD2H_INDEX_NONE)
       pop_any(w, c, &m->reply);

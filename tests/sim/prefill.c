@@ -55,9 +55,23 @@ static void finish_on_rank(struct world *w, void *obj, uint64_t job) {
   rank_finish(w, obj, j, j->p_abort);
 }
 
+/* Prefill's answer goes back by the proxy, and is told to each rank of Decode. */
+static void answered(struct world *w, void *obj, uint64_t job) {
+  struct drank *dr = obj;
+  struct job *j = &w->job[job];
+  if (!dr->dm || j->d_inc != w->d[dr->d].inc || !j->on[dr->rank].installed || j->on[dr->rank].reported)
+    return;
+  j->on[dr->rank].sign = w->now;
+  rd2h_dm_answered(dr->dm, (struct rd2h_str){j->id, (uint32_t)strlen(j->id)}, w->now);
+  decode_pump(w, dr);
+}
+
 static void finish(struct world *w, struct job *j) {
   struct pengine *pe = &w->p[j->p];
   j->p_state = P_COMPUTED;
+  for (uint32_t r = 0; r < w->d[j->d].tp; r++)
+    in(w, rng_between(&w->rng, RD2H_MS, 50 * RD2H_MS), &w->d[j->d].rank[r].proc, answered, &w->d[j->d].rank[r],
+       (uint64_t)(j - w->job));
   for (uint32_t r = 0; r < n_ranks(pe); r++)
     in(w, rng_between(&w->rng, 0, 30 * RD2H_MS), &pe->rank[r].proc, finish_on_rank, &pe->rank[r], (uint64_t)(j - w->job));
 }

@@ -77,7 +77,8 @@ static void print_tally(uint64_t n, uint64_t first, uint64_t events, double took
   printf("# processes  %llu crashes and restarts, %llu stops\n", N(crashes), N(pauses));
   printf("# network    %llu breaks, %llu partitions, %llu refused sends, %llu duplicates\n", N(breaks), N(partitions), N(deaf),
          N(echoes));
-  printf("# engine     %llu failed and %llu hung reads, %llu suspect sessions\n", N(read_failures), N(hangs), N(suspect));
+  printf("# engine     %llu failed and %llu hung reads, %llu suspect sessions, %llu peers lost while their connection lives\n",
+         N(read_failures), N(hangs), N(suspect), N(engine_lost));
   printf("# messages   %llu batches (%llu given up), %llu requests skipped, %llu cancels, %llu poisons\n", N(batches), N(given_up),
          N(skipped), N(cancels), N(poison));
 #undef N

@@ -133,7 +133,7 @@ struct conn {
   uint32_t p, rank, p_inc, d, drank, d_inc;
   uint32_t endpoint, epoch;
   enum conn_state state;
-  bool p_closed, acked, ours;
+  bool p_closed, acked, ours, refused; /* acked, ours, refused: as the answer to the metadata says */
   uint64_t d_since, d_paused; /* when Decode's process, running, can first know; of its time in stops until then */
   uint64_t d_knows; /* from then on Decode's transport refuses to send */
   uint64_t last_to_d, last_to_p;
@@ -303,7 +303,7 @@ struct world {
   struct sim_tally {
     uint64_t worlds, faulty, legacy, mixed, blocking;
     uint64_t jobs, good, bad, must, aborts, retries, preemptions, rendezvous;
-    uint64_t crashes, breaks, partitions, pauses, deaf, echoes, hangs, read_failures, suspect;
+    uint64_t crashes, breaks, partitions, pauses, deaf, echoes, hangs, read_failures, suspect, engine_lost;
     uint64_t batches, given_up, skipped, cancels, poison;
   } tally;
 };

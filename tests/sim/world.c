@@ -202,6 +202,37 @@ static void fault_deaf(struct world *w, struct rng *r) {
     }
 }
 
+static void part(struct world *w, void *obj, uint64_t c) {
+  (void)obj;
+  net_break(w, (uint32_t)c, false);
+}
+
+/* Decode's engine says that the other process is gone; the connection, and maybe the process, lives on. A legacy Prefill is told by
+ * failed answers alone and stays until somebody restarts it: Decode asks every second whether it has gone. */
+static void engine_lost(struct world *w, void *obj, uint64_t c) {
+  struct drank *dr = obj;
+  struct conn *x = &w->conn[c];
+  if (x->peer == RD2H_INDEX_NONE)
+    return;
+  tell(w, "D%u.%u: its engine lost P%u.%u on connection %u", dr->d, dr->rank, x->p, x->rank, (uint32_t)c);
+  w->tally.engine_lost++;
+  fault_pair(w, x->p, x->d, "Decode's engine lost Prefill", 6 * SEC);
+  if (w->p[x->p].legacy)
+    in(w, rng_between(&w->rng, SEC, 60 * SEC), NULL, part, NULL, c);
+  rd2h_dm_peer_fail(dr->dm, x->peer, "its engine lost the process", w->now);
+  decode_pump(w, dr);
+}
+
+static void fault_engine_lost(struct world *w, struct rng *r) {
+  for (uint32_t c = w->n_conn; c-- > 0;) {
+    struct drank *dr = &w->d[w->conn[c].d].rank[w->conn[c].drank];
+    if (w->conn[c].state == CONN_UP && w->conn[c].peer != RD2H_INDEX_NONE && dr->dm && rng_chance(r, 300)) {
+      in(w, 0, &dr->proc, engine_lost, dr, c);
+      return;
+    }
+  }
+}
+
 /* A short one only delays; a longer one is taken for the death of the other side, by both. */
 static void fault_partition(struct world *w, struct rng *r) {
   uint32_t p = rng_below(r, w->c.n_p), d = rng_below(r, w->c.n_d);
@@ -248,7 +279,7 @@ static void fault_pause(struct world *w, struct rng *r) {
 
 static void fault(struct world *w, void *obj, uint64_t i) {
   static void (*const kinds[])(struct world *, struct rng *) = {fault_crash_d, fault_crash_p, fault_break,    fault_break,
-                                                                fault_deaf,    fault_pause,   fault_partition};
+                                                                fault_deaf,    fault_pause,   fault_partition, fault_engine_lost};
   struct rng r;
   (void)obj;
   rng_stream(w, &r, STREAM_FAULT, (uint32_t)i);
