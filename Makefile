@@ -6,8 +6,9 @@ TARGETS ?=
 SEEDS ?= 5000
 FIRST_SEED ?= 1
 LOOPS ?= 50
+TP ?= 1:1
 .DEFAULT_GOAL := help
-.PHONY: help setup build check demo e2e interop bench fuzz asan tsan install wheel clean format
+.PHONY: help setup build check demo e2e http interop bench fuzz asan tsan install wheel clean format
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -26,6 +27,10 @@ demo: build ## see it work: two processes in C, two vLLM engines, two vLLM serve
 
 e2e: setup ## two vLLM engines, every model and scenario; table in build/e2e.json
 	@.venv/bin/python scripts/check.py e2e
+
+http: build ## two vLLM servers behind rd2h-proxy, compared with Decode alone; TP="2:1 2:2": tensor parallel sizes of Prefill:Decode
+	@scripts/setup_vllm.sh
+	@.venv-vllm/bin/python tests/e2e/http_proxy.py $(TP)
 
 interop: setup ## against the reference connector, both versions, both roles; table in build/interop.json
 	@.venv/bin/python scripts/check.py interop

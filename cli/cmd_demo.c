@@ -109,10 +109,11 @@ static bool watch(struct demo *d, pid_t *pid) {
 }
 
 static void title(const struct demo *d) {
-  printf("%srd2h demo%s  %s shapes%s%s: %u layers, %u prompts of about %u tokens, chunks of at most %u\n", color_bold(), color_off(),
-         d->model->title, d->model->assumed ? "; " : "", d->model->assumed ? d->model->assumed : "", d->layers, d->n_requests,
-         d->prompt_tokens, d->chunk);
-  printf("  engines    Prefill %u x %u stages x %u ranks, Decode %u x %u ranks\n", d->p_engines, d->p_pp, d->p_tp, d->d_engines, d->d_tp);
+  printf("%srd2h demo%s  %s shapes: %u layers, %u prompts of about %u tokens, chunks of at most %u\n", color_bold(), color_off(),
+         d->model->title, d->layers, d->n_requests, d->prompt_tokens, d->chunk);
+  if (d->model->assumed)
+    printf("  assumed    %s\n", d->model->assumed);
+  printf("  engines    Prefill %u (stages %u, TP %u), Decode %u (TP %u)\n", d->p_engines, d->p_pp, d->p_tp, d->d_engines, d->d_tp);
 }
 
 static const char *reason(const struct demo *d) {

@@ -9,7 +9,7 @@ const char *const demo_part_name[DEMO_PARTS] = {"K", "V", "indexer", "scale"};
 
 const struct demo_model demo_models[] = {
     {"deepseek-v3.2", "DeepSeek-V3.2", NULL, 61, 1},
-    {"glm-5", "GLM-5", "assumed: block shapes of DeepSeek-V3.2, 78 layers, an indexer in one layer of four", 78, 4},
+    {"glm-5", "GLM-5", "block shapes of DeepSeek-V3.2, 78 layers, an indexer in one layer of four", 78, 4},
     {0}};
 
 static uint64_t mix(uint64_t x) {

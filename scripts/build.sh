@@ -30,6 +30,7 @@ esac
 key="$(meson --version) ${CC:-cc} ${PKG_CONFIG_PATH:-} ${options[*]}"
 if [ "$(cat "$dir/stamp" 2>/dev/null)" != "$key" ]; then
   mkdir -p "$dir"
+  printf 'build: all of %s/, a minute or two\n' "$dir"
   rm -rf "$dir/meson-private" "$dir/build.ninja"
   meson setup "$dir" "${options[@]}" >"$dir/setup.log" 2>&1 || { cat "$dir/setup.log"; exit 1; }
   printf '%s\n' "$key" >"$dir/stamp"

@@ -79,6 +79,8 @@ def show(bench: Bench) -> bool:
     print(f"KV cache    {len(kv_d)} tensors x {blocks} blocks on Decode: {kv_verdict}")
     kib = f"{pulled['bytes'] / 1024:.0f} KiB ({pulled['bytes'] / (blocks * model.block_bytes):.3f} of what the prompt needs)"
     print(f"moved       {pulled['reads']} layers, {kib}: {pulled['messages']} messages, {pulled['descriptors']} pieces")
+    ways = [", ".join(filter(None, row[:2])) for row in bench.d.call("transports")]
+    print(f"read by     {'; '.join(ways)}")
     print(f"computed    {computed} of {PROMPT} prompt tokens on Decode: the last one, which samples the first new token")
     print(f"took        {took:.2f} s from request to last token, prefill, transfer and {len(answer.tokens)} tokens in all")
     return same and kv_same and pulled["bytes"] == blocks * model.block_bytes

@@ -30,8 +30,8 @@ def answer(s: System, prompt: str) -> tuple[str, float, float]:
     print(f"{BOLD}answer{OFF}      ", end="", flush=True)
     for chunk in s.client.completions.create(prompt=prompt, stream=True, **ASK):
         first = first or time.monotonic() - begin
+        print(chunk.choices[0].text if text else chunk.choices[0].text.lstrip(), end="", flush=True)
         text += chunk.choices[0].text
-        print(chunk.choices[0].text, end="", flush=True)
     print()
     return text, first, time.monotonic() - begin
 
