@@ -22,7 +22,7 @@ enum {
 #define UCX_FAILED(p) ((uintptr_t)(p) >= (uintptr_t)(intptr_t)UCX_LAST_STATUS)
 #define UCX_STATUS(p) ((ucx_status)(intptr_t)(p))
 
-enum { UCX_FEATURE_RMA = 1 << 1, UCX_FEATURE_WAKEUP = 1 << 4 };
+enum { UCX_FEATURE_RMA = 1 << 1, UCX_FEATURE_WAKEUP = 1 << 4, UCX_FEATURE_AM = 1 << 6 };
 enum { UCX_PARAM_FEATURES = 1 << 0 };
 struct ucx_params {
   uint64_t mask, features;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Connection data of engine ucx. Offsets in bytes, integers little-endian:
- * 0 schema (1) | 1 zero (3) | 4 pid (4) | 8 start time (8) | 16 boot id (16) | 32 pid namespace (8) | 40 regions n (4) |
- * 44 address length a (4) | 48 checksum (8) | 56 seed of the pattern (8) | 64 address (a) |
+ * 0 schema (1) | 1 guarded: 0 or 1 (1) | 2 zero (2) | 4 pid (4) | 8 start time (8) | 16 boot id (16) | 32 pid namespace (8) |
+ * 40 regions n (4) | 44 address length a (4) | 48 checksum (8) | 56 seed of the pattern (8) | 64 address (a) |
  * n + 1 times, the last of them the pattern: base (8), length (8), key length k (4), key (k)
  * Address and keys are UCX's own packings, whose readers in UCX trust their lengths: so the checksum (FNV-1a, of all bytes with the
  * checksum as zeros) is compared before UCX sees any of it. It finds damage; it proves no sender. */
@@ -37,6 +37,7 @@ void rd2h_ucx_conn_encode(const struct ucx_conn *c, uint8_t *out) {
   uint8_t *p = out + HEAD + c->address_len;
   memset(out, 0, HEAD);
   out[0] = SCHEMA;
+  out[1] = c->guarded;
   rd2h_le_put(out + 4, c->process.pid, 4);
   rd2h_le_put(out + 8, c->process.start, 8);
   memcpy(out + 16, c->process.boot_id, sizeof c->process.boot_id);
@@ -78,8 +79,9 @@ static int decode_head(struct rd2h_blob b, struct ucx_conn *c, struct rd2h_error
                          .address_len = (uint32_t)rd2h_le_get(b.p + 44, 4),
                          .seed = rd2h_le_get(b.p + 56, 8)};
   memcpy(c->process.boot_id, b.p + 16, sizeof c->process.boot_id);
-  if (rd2h_le_get(b.p + 1, 3))
+  if (rd2h_le_get(b.p + 1, 3) > 1)
     return malformed(err, "reserved bytes", rd2h_le_get(b.p + 1, 3));
+  c->guarded = b.p[1];
   if (!c->process.pid || c->process.pid > PID_LIMIT)
     return malformed(err, "pid", c->process.pid);
   if (c->n > UCX_REGIONS_MAX)

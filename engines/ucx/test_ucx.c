@@ -23,6 +23,7 @@
 #define BYTES (1u << 20)
 #define WAIT_MS 20000
 #define SEED_AT 56
+#define GUARDED_AT 1
 
 /* Engines are opened as ever, and the latest is at hand. */
 static rd2h_engine *latest;
@@ -45,7 +46,8 @@ static int open_with(const char *const *options, bool prefill, uint64_t timeout_
 
 /* ---- options ---- */
 static void options_are_checked(void **state) {
-  static const char *const bad[] = {"rdma=1", "require_rdma=2", "require_rdma=", "tls=", "lib=", ""};
+  static const char *const bad[] = {"rdma=1", "require_rdma=2", "require_rdma=", "emulation=", "emulation=yes", "emulation=01", "tls=",
+                                    "lib=", ""};
   (void)state;
   for (size_t i = 0; i < RD2H_COUNT(bad); i++) {
     struct rd2h_error err = {0};
@@ -73,12 +75,29 @@ static void T08_rdma_is_required_and_not_there(void **state) {
   assert_non_null(strstr(err.text, "/sys/class/infiniband"));
 }
 
+static void a_hole_is_not_registered(void **state) {
+  const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+  struct rd2h_error err = {0};
+  uint32_t region;
+  rd2h_eng *e;
+  (void)state;
+  if (open_with(NULL, true, 0, &e, NULL))
+    skip();
+  uint8_t *p = mmap(NULL, 4 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  assert_int_equal(munmap(p + 2 * page, page), 0);
+  assert_int_equal(rd2h_eng_reg(e, &(struct rd2h_region){.base = p + 8, .len = 3 * page}, &region, &err), RD2H_INVALID);
+  assert_non_null(strstr(err.text, "not all are mapped"));
+  assert_int_equal(rd2h_eng_reg(e, &(struct rd2h_region){.base = p + 8, .len = 2 * page - 8}, &region, &err), RD2H_OK);
+  rd2h_eng_close(e);
+  munmap(p, 4 * page);
+}
+
 /* ---- connection data ---- */
 static const struct ucx_key keys[] = {{.base = 4096, .len = 100, .key = (const uint8_t *)"key", .key_len = 3}, {0},
                                       {.base = UINT64_MAX - 9, .len = 9, .key = (const uint8_t *)"k", .key_len = 1}};
 static const struct ucx_conn sample = {.process = {.pid = 7, .start = 8, .pid_ns = 9, .boot_id = {1, 2, 3}},
                                        .address = (const uint8_t *)"address", .address_len = 7, .n = 3,
-                                       .key = (struct ucx_key *)keys, .seed = 0x1122334455667788,
+                                       .key = (struct ucx_key *)keys, .seed = 0x1122334455667788, .guarded = true,
                                        .pattern = {.base = 8192, .len = UCX_PATTERN, .key = (const uint8_t *)"kk", .key_len = 2}};
 
 static void connection_data_comes_back(void **state) {
@@ -92,6 +111,7 @@ static void connection_data_comes_back(void **state) {
   assert_memory_equal(&c.process, &sample.process, sizeof c.process);
   assert_int_equal(c.n, 3);
   assert_true(c.seed == sample.seed);
+  assert_true(c.guarded);
   assert_int_equal(c.pattern.base, 8192);
   assert_int_equal(c.pattern.len, UCX_PATTERN);
   assert_memory_equal(c.pattern.key, "kk", 2);
@@ -111,7 +131,8 @@ static void each_field_is_checked(void **state) {
     uint32_t at;
     uint8_t value;
     const char *word;
-  } wrong[] = {{0, 1, "schema"}, {1, 1, "reserved"}, {6, 0xFF, "pid"}, {41, 0xFF, "regions"}, {40, 2, "length of the pattern"},
+  } wrong[] = {{0, 1, "schema"}, {1, 2, "reserved"}, {2, 1, "reserved"}, {6, 0xFF, "pid"}, {41, 0xFF, "regions"},
+               {40, 2, "length of the pattern"},
                {40, 4, "bytes of region 4"}, {44, 0xFF, "address"}, {46, 0xFF, "address"}, {64 + 7 + 16, 0, "bounds of region 0"},
                {64 + 7 + 17, 0xFF, "key"}, {64 + 7 + 16, 0xFF, "key"}, {64 + 7 + 15, 0xFF, ""},
                {64 + 7 + 3 * 20 + 4 + 8, 1, "length of the pattern 4097"}, {64 + 7 + 3 * 20 + 4 + 16, 1, "behind its end"}};
@@ -508,6 +529,73 @@ static void T04_reads_wait_for_the_pattern(void **state) {
   pair_close(&x);
 }
 
+/* What a Decode may ask that lies or has gone wrong: a read of an address where there is nothing. */
+static void pattern_at(struct pair *x, uint64_t base) {
+  struct ucx_conn c;
+  assert_int_equal(rd2h_ucx_conn_decode(x->blob, &c, NULL), RD2H_OK);
+  uint8_t *at = (uint8_t *)(uintptr_t)(c.pattern.key - 20);
+  rd2h_free(c.key);
+  memcpy(at, &base, sizeof base);
+  x->conn[GUARDED_AT] = 0;
+  rd2h_ucx_conn_seal(x->conn, x->blob.len);
+}
+
+static bool lives(pid_t pid) {
+  siginfo_t how = {0};
+  assert_int_equal(waitid(P_PID, (id_t)pid, &how, WEXITED | WNOHANG | WNOWAIT), 0);
+  return !how.si_pid;
+}
+
+/* UCX's own answer to an emulated read looks at no range. A Prefill with emulation=0 gives none. */
+static void a_guarded_prefill_outlives_a_bad_address(void **state) {
+  static const char *const guarded[] = {"tls=tcp", "emulation=0", NULL}, *const open[] = {"tls=tcp", NULL};
+  (void)state;
+  for (int guard = 0; guard < 2; guard++) {
+    struct rd2h_peer_event ev = {.up = true};
+    struct pair x;
+    if (!source_open(&x, guard ? guarded : open))
+      skip();
+    pattern_at(&x, 4096);
+    assert_int_equal(open_with(open, false, 1000, &x.eng, NULL), RD2H_OK);
+    pair_connect(&x, false);
+    const uint64_t until = rd2h_now_ns() + WAIT_MS * RD2H_MS;
+    while (!rd2h_eng_events(x.eng, &ev, 1)) {
+      assert_true(rd2h_now_ns() < until);
+      poll(&(struct pollfd){.fd = rd2h_eng_fd(x.eng), .events = POLLIN}, 1, 100);
+    }
+    assert_int_equal(ev.status, RD2H_PEER_LOST);
+    while (!guard && lives(x.pid)) { /* its sockets close first */
+      assert_true(rd2h_now_ns() < until);
+      poll(NULL, 0, 10);
+    }
+    assert_int_equal(lives(x.pid), guard);
+    pair_close(&x);
+  }
+}
+
+/* What the kernel reads needs no answer of Prefill: all sizes come, and both sides must be set alike. */
+static void reads_without_emulation(void **state) {
+  static const char *const guarded[] = {"tls=posix+cma", "emulation=0", NULL}, *const open[] = {"tls=posix+cma", NULL};
+  static const uint64_t sizes[] = {1, 64, 256, 4097, BYTES};
+  struct rd2h_error err = {0};
+  struct pair x;
+  rd2h_eng *e;
+  (void)state;
+  if (!pair_open(&x, guarded, 5000))
+    skip();
+  for (size_t i = 0; i < RD2H_COUNT(sizes); i++) {
+    memset(x.memory, 0, BYTES);
+    assert_int_equal(read_some(&x, x.base, sizes[i], NULL).status, RD2H_OK);
+    assert_int_equal(x.memory[sizes[i] - 1], 0x5A);
+  }
+  assert_int_equal(open_with(open, false, 0, &e, NULL), RD2H_OK);
+  rd2h_eng_peer *p;
+  assert_int_equal(rd2h_eng_connect(e, (struct rd2h_blob){(const uint8_t *)"x", 1}, x.blob, 1, &p, &err), RD2H_UNSUPPORTED);
+  assert_non_null(strstr(err.text, "emulation=0"));
+  rd2h_eng_close(e);
+  pair_close(&x);
+}
+
 static void T04_the_log_names_transport_and_device(void **state) {
   static const char *const options[] = {"tls=tcp", "devices=lo", NULL};
   struct pair x;
@@ -541,7 +629,8 @@ int main(void) {
     cmocka_unit_test(a_peer_that_stands_still),   cmocka_unit_test(T04_wrong_bytes_end_the_peer),
     cmocka_unit_test(T04_reads_wait_for_the_pattern), cmocka_unit_test(T04_the_log_names_transport_and_device),
     cmocka_unit_test(T08_tcp_is_warned_of),       cmocka_unit_test(a_read_that_ucx_does_not_end),
-    cmocka_unit_test(a_fence_that_ucx_holds_up),
+    cmocka_unit_test(a_fence_that_ucx_holds_up),  cmocka_unit_test(reads_without_emulation),
+    cmocka_unit_test(a_guarded_prefill_outlives_a_bad_address), cmocka_unit_test(a_hole_is_not_registered),
   };
   rd2h_log_set(on_line, NULL, RD2H_LOG_INFO);
   return cmocka_run_group_tests_name("ucx", tests, NULL, NULL);

@@ -2,17 +2,19 @@
 /* Engine ucx: reads by UCX, over RDMA, shared memory or TCP, whichever it finds best between the two. The table of the engine. */
 #include "engines/ucx/ucx.h"
 #include <dirent.h>
+#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #define LIST_MAX 256u
 
 struct options {
   const char *lib, *tls, *devices;
-  bool require_rdma;
+  bool require_rdma, emulation;
 };
 
 static int parse_option(const char *text, struct options *o, struct rd2h_error *err) {
@@ -28,12 +30,19 @@ static int parse_option(const char *text, struct options *o, struct rd2h_error *
                                                                  text);
     }
   }
-  bool yes = !strcmp(text, "require_rdma=1");
-  if (!yes && strcmp(text, "require_rdma=0"))
-    return rd2h_fail(err, RD2H_INVALID, "engine ucx: unknown option \"%.100s\": it has require_rdma=0 or 1, tls=TRANSPORTS, "
-                     "devices=NAMES and lib=PATH", text);
-  o->require_rdma = yes;
-  return RD2H_OK;
+  const struct {
+    const char *name;
+    bool *value;
+  } flags[] = {{"require_rdma=", &o->require_rdma}, {"emulation=", &o->emulation}};
+  for (size_t i = 0; i < RD2H_COUNT(flags); i++) {
+    size_t n = strlen(flags[i].name);
+    if (!strncmp(text, flags[i].name, n) && (text[n] == '0' || text[n] == '1') && !text[n + 1]) {
+      *flags[i].value = text[n] == '1';
+      return RD2H_OK;
+    }
+  }
+  return rd2h_fail(err, RD2H_INVALID, "engine ucx: unknown option \"%.100s\": it has require_rdma=0 or 1, emulation=0 or 1, "
+                   "tls=TRANSPORTS, devices=NAMES and lib=PATH", text);
 }
 
 /* Looked for before anything is loaded: most hosts have none. */
@@ -64,6 +73,7 @@ static int configure(const struct ucx_api *u, const struct options *o, void *con
   const struct {
     const char *name, *value;
   } set[] = {{"RNDV_THRESH", "inf"}, {"POSIX_ERROR_HANDLING", "y"}, {"SYSV_ERROR_HANDLING", "y"},
+             {"PROTO_EMULATION_ENABLE", o->emulation ? NULL : "n"},
              {"TLS", o->tls ? list(o->tls, tls) : o->require_rdma ? "ib" : NULL},
              {"NET_DEVICES", o->devices ? list(o->devices, devices) : NULL}};
   for (size_t i = 0; i < RD2H_COUNT(set); i++) {
@@ -75,8 +85,14 @@ static int configure(const struct ucx_api *u, const struct options *o, void *con
   return RD2H_OK;
 }
 
+/* A Prefill without emulation does not ask for RMA: that is what a process needs to read, or to answer reads that UCX emulates, whose
+ * ranges nobody checks. What a device or the kernel reads needs none of it. AM: an endpoint must be good for something. */
+static uint64_t features(const rd2h_engine *e) {
+  return (uint64_t)(e->prefill && !e->emulation ? UCX_FEATURE_AM : UCX_FEATURE_RMA) | UCX_FEATURE_WAKEUP;
+}
+
 static int open_context(rd2h_engine *e, const struct options *o, struct rd2h_error *err) {
-  const struct ucx_params params = {.mask = UCX_PARAM_FEATURES, .features = UCX_FEATURE_RMA | UCX_FEATURE_WAKEUP};
+  const struct ucx_params params = {.mask = UCX_PARAM_FEATURES, .features = features(e)};
   void *config;
   rd2h_ucx_said();
   ucx_status st = e->ucx->config_read(NULL, NULL, &config);
@@ -150,9 +166,18 @@ static int take_back(rd2h_engine *e, void *region, struct rd2h_error *err) {
   return RD2H_OK;
 }
 
+/* A hole in what is registered would end Prefill's process once it is read. With MS_ASYNC msync does nothing but look. */
+static bool has_hole(const struct rd2h_region *what) {
+  const uintptr_t base = (uintptr_t)what->base, into = base % (uintptr_t)sysconf(_SC_PAGESIZE);
+  return msync((uint8_t *)what->base - into, what->len + into, MS_ASYNC) && errno == ENOMEM;
+}
+
 static int map(rd2h_engine *e, const struct rd2h_region *what, struct ucx_region *r, struct rd2h_error *err) {
   const struct ucx_mem_map_params params = {.mask = UCX_MEM_MAP_ADDRESS | UCX_MEM_MAP_LENGTH, .address = what->base,
                                             .length = what->len};
+  if (has_hole(what))
+    return rd2h_fail(err, RD2H_INVALID, "engine ucx: of the %llu bytes at %p not all are mapped: what is registered must be, and must "
+                     "stay so", (unsigned long long)what->len, what->base);
   rd2h_ucx_said();
   ucx_status st = e->ucx->mem_map(e->context, &params, &r->memh);
   if (st != UCX_OK)
@@ -224,7 +249,7 @@ static void ucx_close(rd2h_engine *e) {
 static int ucx_open(const struct rd2h_host *host, const struct rd2h_engine_opts *o, rd2h_engine **out,
                     struct rd2h_engine_caps *caps,
                     struct rd2h_error *err) {
-  struct options own = {0};
+  struct options own = {.emulation = true};
   int rc = RD2H_OK;
   sigset_t all, old;
   (void)host;
@@ -237,7 +262,8 @@ static int ucx_open(const struct rd2h_host *host, const struct rd2h_engine_opts 
   rd2h_engine *e = rd2h_zalloc(sizeof *e);
   if (!e)
     return rd2h_nomem(err, "engine ucx");
-  *e = (rd2h_engine){.prefill = o->prefill, .require_rdma = own.require_rdma, .epoll = -1, .wake = -1, .ready = {.fd = -1}, .worker_fd = -1,
+  *e = (rd2h_engine){.prefill = o->prefill, .require_rdma = own.require_rdma, .emulation = own.emulation, .epoll = -1,
+                     .wake = -1, .ready = {.fd = -1}, .worker_fd = -1,
                      .timeout = o->read_timeout_ns ? o->read_timeout_ns : UCX_TIMEOUT_NS, .deaf_ns = UCX_DEAF_NS};
   pthread_mutex_init(&e->lock, NULL);
   pthread_cond_init(&e->ordered, NULL);
@@ -306,7 +332,7 @@ static int publish_all(rd2h_engine *e, void *arg, struct rd2h_error *err) {
   void *address;
   int rc = RD2H_OK;
   (void)err;
-  struct ucx_conn c = {.process = e->self, .n = e->n_regions, .seed = e->seed, .pattern = key_of(&e->pattern),
+  struct ucx_conn c = {.process = e->self, .n = e->n_regions, .seed = e->seed, .pattern = key_of(&e->pattern), .guarded = !e->emulation,
                        .key = rd2h_calloc(e->n_regions + 1, sizeof *c.key)};
   if (!c.key)
     return RD2H_NOMEM;
@@ -346,7 +372,11 @@ static int ucx_connect(rd2h_engine *e, struct rd2h_blob session, struct rd2h_blo
   int rc = rd2h_ucx_conn_decode(conn, &c.at, err);
   if (rc)
     return rc;
-  rc = rd2h_ucx_order(e, rd2h_ucx_peer_connect, &c, err);
+  if (c.at.guarded && e->emulation) /* UCX would choose it for small reads, and they would never end */
+    rc = rd2h_fail(err, RD2H_UNSUPPORTED, "engine ucx: Prefill %.*s answers no emulated reads: set emulation=0 here, too",
+                   session.len < 128 ? (int)session.len : 128, (const char *)session.p);
+  else
+    rc = rd2h_ucx_order(e, rd2h_ucx_peer_connect, &c, err);
   rd2h_free(c.at.key);
   if (!rc)
     *out = c.peer;

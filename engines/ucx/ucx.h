@@ -49,6 +49,7 @@ struct ucx_conn {
   uint32_t address_len, n;
   struct ucx_key *key;    /* n of them, by region index; len 0: taken back */
   struct ucx_key pattern; /* UCX_PATTERN bytes that follow from the seed */
+  bool guarded;           /* reads that UCX emulates are not answered */
   uint64_t seed;
 };
 uint32_t rd2h_ucx_conn_size(const struct ucx_conn *);
@@ -140,7 +141,7 @@ struct rd2h_engine {
   const struct ucx_api *ucx;
   void *context, *worker;
   int worker_fd, epoll, wake;
-  bool prefill, require_rdma;
+  bool prefill, require_rdma, emulation; /* emulation: of reads, by the process that is read from */
   uint64_t timeout, deaf_ns;
   struct ucx_process self;
   pthread_t thread;

@@ -15,7 +15,7 @@ static const struct {
 } part_names[PARTS] = {
   /* Best first. Without RDMA ucx has nothing over the other two. */
   {"local", {"yama="}, NULL},
-  {"ucx", {"lib=", "tls=", "devices="}, "require_rdma=1"},
+  {"ucx", {"lib=", "tls=", "devices=", "emulation="}, "require_rdma=1"},
   {"tcp", {"streams=", "bind=", "targets="}, NULL},
 };
 
