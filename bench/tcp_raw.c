@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Engine tcp beside bare sockets with as many streams, between two processes of one host, alternating in one run. The bare reader
  * sends each stream's offsets and lengths and scatters by readv as bytes come; the bare server sends by writev. Each side has one
- * thread, as the engine. docs/decisions/0008-tcp.md has its figures and how to build it. Usage: tcp_raw [ROUNDS [STREAMS]] */
+ * thread, as the engine; the serving process is pinned to the first CPU, the reading one to the last. DEPTH messages are in flight at
+ * once. docs/decisions/0008-tcp.md has its figures and how to build it. Usage: tcp_raw [ROUNDS [STREAMS [DEPTH]]] */
 #include "engine/engine.h"
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,24 +24,28 @@
 #define IOVECS 1024u
 #define MAX_ROUNDS 64u
 #define MAX_STREAMS 16u
+#define MAX_DEPTH 16u
+#define SAMPLE (32ull << 20) /* bytes that one sample moves at least */
 
 static const struct load {
   const char *name;
   uint32_t n;
   uint64_t len;
-} loads[] = {{"1000 x 16 KiB", 1000, 16384}, {"1000 x 128 KiB", 1000, 131072}, {"1 x 256 MiB", 1, 256u << 20},
-             {"4000 x 256 B", 4000, 256},    {"16 x 16 KiB", 16, 16384},       {"1 x 256 B", 1, 256}};
+} loads[] = {{"512 x 16 KiB", 512, 16384},   {"64 x 128 KiB", 64, 131072}, {"1 x 8 MiB", 1, 8u << 20},
+             {"4000 x 16 KiB", 4000, 16384}, {"512 x 128 KiB", 512, 131072}, {"1 x 64 MiB", 1, 64u << 20},
+             {"4000 x 256 B", 4000, 256},    {"1 x 256 B", 1, 256}};
 
 /* What one stream brings. */
 struct part {
   int fd;
+  uint32_t more; /* messages behind this one */
   uint64_t n, i, off;
   uint64_t src[MAX_DESC], len[MAX_DESC];
   uint8_t *at[MAX_DESC]; /* on the reader: destination; on the server: source */
 };
 static struct part part[MAX_STREAMS];
 static uint8_t *memory;
-static uint32_t streams = 2;
+static uint32_t streams = 2, depth = 1;
 static rd2h_eng *eng;
 static rd2h_eng_peer *peer;
 static uint64_t remote_base;
@@ -49,6 +55,13 @@ static void check(bool ok, const char *what) {
     return;
   fprintf(stderr, "tcp_raw: %s: %s\n", what, strerror(errno));
   exit(1);
+}
+
+static void pin(int cpu) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(cpu, &set);
+  check(!sched_setaffinity(0, sizeof set, &set), "pinning");
 }
 
 static bool all(int fd, void *p, size_t n, bool out) {
@@ -122,6 +135,7 @@ static void source(int control, int listener) {
   rd2h_eng *e;
   uint32_t region;
   prctl(PR_SET_PDEATHSIG, SIGKILL);
+  pin(0);
   for (uint64_t i = 0; i < POOL / 8; i++)
     ((uint64_t *)memory)[i] = word(i);
   check(!rd2h_eng_open("tcp", &o, &e, NULL) && !rd2h_eng_publish(e, &conn, NULL) &&
@@ -163,6 +177,7 @@ static void start(void) {
     check(!connect(part[i].fd, (void *)&at, sizeof at), "connect");
     setsockopt(part[i].fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
   }
+  pin((int)sysconf(_SC_NPROCESSORS_ONLN) - 1);
   memset(memory, 1, POOL);
   if (rd2h_eng_open("tcp", &o, &eng, &err) ||
       rd2h_eng_connect(eng, (struct rd2h_blob){0}, (struct rd2h_blob){conn, (uint32_t)len}, 1, &peer, &err))
@@ -190,6 +205,7 @@ static void deal(const struct load *l, uint32_t s) {
   }
 }
 
+/* All requests go out first, then the answers are taken in one after the other. */
 static void by_sockets(const struct load *l) {
   struct pollfd fd[MAX_STREAMS];
   struct iovec v[IOVECS];
@@ -197,7 +213,9 @@ static void by_sockets(const struct load *l) {
   for (uint32_t s = 0; s < streams; s++) {
     struct part *p = &part[s];
     deal(l, s);
-    check(all(p->fd, &p->n, 8, true) && all(p->fd, p->src, p->n * 8, true) && all(p->fd, p->len, p->n * 8, true), "request");
+    for (uint32_t k = 0; k < depth; k++)
+      check(all(p->fd, &p->n, 8, true) && all(p->fd, p->src, p->n * 8, true) && all(p->fd, p->len, p->n * 8, true), "request");
+    p->more = depth - 1;
     fd[s] = (struct pollfd){.fd = p->fd, .events = POLLIN};
   }
   while (left && poll(fd, streams, 5000) > 0)
@@ -207,10 +225,15 @@ static void by_sockets(const struct load *l) {
       ssize_t n = readv(fd[s].fd, v, next_iovecs(&part[s], v));
       check(n > 0, "readv");
       moved(&part[s], (uint64_t)n);
-      if (part[s].i == part[s].n) {
-        fd[s].fd = -1;
-        left--;
+      if (part[s].i < part[s].n)
+        continue;
+      if (part[s].more) {
+        part[s].more--;
+        part[s].i = part[s].off = 0;
+        continue;
       }
+      fd[s].fd = -1;
+      left--;
     }
   check(!left, "bare sockets");
 }
@@ -218,20 +241,25 @@ static void by_sockets(const struct load *l) {
 static void by_engine(const struct load *l) {
   static void *local[MAX_DESC];
   static uint64_t remote[MAX_DESC], len[MAX_DESC];
-  struct rd2h_batch b = {.id = 1, .n = l->n, .bytes = l->n * l->len, .local = local, .remote = remote, .len = len};
+  static struct rd2h_batch b[MAX_DEPTH];
   struct pollfd fd = {.fd = rd2h_eng_fd(eng), .events = POLLIN};
-  struct rd2h_completion c;
+  struct rd2h_completion c[MAX_DEPTH];
   for (uint64_t i = 0; i < l->n; i++) {
     local[i] = memory + slot_of(l, i, 11);
     remote[i] = remote_base + slot_of(l, i, 7);
     len[i] = l->len;
   }
-  check(!rd2h_eng_submit(eng, peer, &b), "submit");
-  while (!rd2h_eng_poll(eng, &c, 1))
-    poll(&fd, 1, 1000);
-  if (c.status) {
-    fprintf(stderr, "tcp_raw: %s\n", rd2h_eng_last_error(eng, 1));
-    exit(1);
+  for (uint32_t k = 0; k < depth; k++) {
+    b[k] = (struct rd2h_batch){.id = k, .n = l->n, .bytes = l->n * l->len, .local = local, .remote = remote, .len = len};
+    check(!rd2h_eng_submit(eng, peer, &b[k]), "submit");
+  }
+  for (uint32_t left = depth; left;) {
+    int n = rd2h_eng_poll(eng, c, MAX_DEPTH);
+    for (int k = 0; k < n; k++)
+      check(!c[k].status, rd2h_eng_last_error(eng, c[k].id));
+    left -= (uint32_t)n;
+    if (!n)
+      poll(&fd, 1, 1000);
   }
 }
 
@@ -261,6 +289,8 @@ static void compare(const struct load *l, uint32_t rounds) {
     void (*run)(const struct load *);
   } ways[] = {{"bare sockets", by_sockets}, {"engine tcp", by_engine}, {"bare sockets again", by_sockets}};
   double took[3][MAX_ROUNDS], ratio[3][MAX_ROUNDS];
+  uint32_t times = (uint32_t)(SAMPLE / (l->n * l->len * depth) + 1);
+  times = times > 100 ? 100 : times;
   for (int i = 0; i < 3; i++) {
     memset(memory, 1, POOL);
     ways[i].run(l);
@@ -270,24 +300,28 @@ static void compare(const struct load *l, uint32_t rounds) {
     for (int k = 0; k < 3; k++) {
       int i = (int)(r + (uint32_t)k) % 3;
       double begin = seconds();
-      ways[i].run(l);
-      took[i][r] = seconds() - begin;
+      for (uint32_t t = 0; t < times; t++)
+        ways[i].run(l);
+      took[i][r] = (seconds() - begin) / times / depth;
     }
-  for (int i = 0; i < 3; i++) {
+  for (int i = 0; i < 3; i++)
     for (uint32_t r = 0; r < rounds; r++)
       ratio[i][r] = took[0][r] / took[i][r];
-    double sum = took[0][0];
+  for (int i = 0; i < 3; i++) {
     qsort(ratio[i], rounds, sizeof(double), ascending);
-    for (uint32_t r = 1; r < rounds && i; r++)
-      sum = took[i][r] < sum ? took[i][r] : sum;
-    printf("%-16s %-20s %5.2f of bare (median of %u)  best %.0f us\n", l->name, ways[i].name, ratio[i][rounds / 2], rounds, sum * 1e6);
+    qsort(took[i], rounds, sizeof(double), ascending);
+    printf("%-14s %-19s %5.2f of bare (median of %u)  a message: median %6.0f us, best %6.0f  %5.2f GB/s\n", l->name, ways[i].name,
+           ratio[i][rounds / 2], rounds, took[i][rounds / 2] * 1e6, took[i][0] * 1e6,
+           (double)l->n * (double)l->len / took[i][rounds / 2] * 1e-9);
   }
 }
 
 int main(int argc, char **argv) {
   uint32_t rounds = argc > 1 ? (uint32_t)atoi(argv[1]) : 15;
   streams = argc > 2 ? (uint32_t)atoi(argv[2]) : streams;
-  check(rounds && rounds <= MAX_ROUNDS && streams && streams <= MAX_STREAMS, "usage: tcp_raw [ROUNDS [STREAMS]]");
+  depth = argc > 3 ? (uint32_t)atoi(argv[3]) : depth;
+  check(rounds && rounds <= MAX_ROUNDS && streams && streams <= MAX_STREAMS && depth && depth <= MAX_DEPTH,
+        "usage: tcp_raw [ROUNDS [STREAMS [DEPTH]]]");
   start();
   for (size_t i = 0; i < RD2H_COUNT(loads); i++)
     compare(&loads[i], rounds);
