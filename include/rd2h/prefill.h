@@ -44,9 +44,9 @@ RD2H_API int rd2h_prefill_create(const struct rd2h_prefill_opts *, rd2h_prefill 
 /* Closes every epoch first, then unregisters; bounded by settle_ms. */
 RD2H_API void rd2h_prefill_destroy(rd2h_prefill *);
 
-/* Begins an engine step with the bytes of rd2h_prefill_scheduler_step_end. Never blocks. After NOMEM requests that the step ends may not
- * have been noted, and are never reported then: repeat the call with the same bytes, before any layer and any other step, until it is
- * taken. A repeat harms nothing, but may report once more what had settled already. */
+/* Begins an engine step with the bytes of rd2h_prefill_scheduler_step_end. Never blocks. After NOMEM nothing of the
+ * step has been taken, and requests that it ends would never be reported: repeat the call with the same bytes, before any layer and any
+ * other step, until it is taken. */
 RD2H_API int rd2h_prefill_step(rd2h_prefill *, const void *meta, size_t len, struct rd2h_error *);
 /* The KV of this layer is complete for the step: closes its slots and hands the message over. Once a layer and step; a repeat does
  * nothing. Never blocks. With RD2H_RAISE returns an earlier failure of the layer's readers. */

@@ -210,12 +210,16 @@ void pm_req_maybe_settle(rd2h_pm *m, uint32_t req) {
   rd2h_slab_give(&m->reqs, req);
 }
 
-void rd2h_pm_finish(rd2h_pm *m, struct rd2h_str id, bool aborted, uint64_t now) {
+static int settle_unknown(rd2h_pm *m, struct rd2h_str id, bool aborted) {
+  char *copy = pm_reserve(m) ? rd2h_strndup(id.p, id.n) : NULL;
+  if (!copy) return RD2H_NOMEM;
+  pm_emit(m, RD2H_PA_REQ_SETTLED, RD2H_INDEX_NONE, copy, NULL, NULL)->status = aborted ? RD2H_ABORTED : RD2H_OK;
+  return RD2H_OK;
+}
+
+int rd2h_pm_finish(rd2h_pm *m, struct rd2h_str id, bool aborted, uint64_t now) {
   uint32_t i = rd2h_map_get(m->by_id, id.p, id.n);
-  if (i == RD2H_INDEX_NONE) {
-    pm_emit(m, RD2H_PA_REQ_SETTLED, RD2H_INDEX_NONE, rd2h_strndup(id.p, id.n), NULL, NULL)->status = aborted ? RD2H_ABORTED : RD2H_OK;
-    return;
-  }
+  if (i == RD2H_INDEX_NONE) return settle_unknown(m, id, aborted);
   struct pm_req *r = pm_req(m, i);
   for (uint32_t l = r->links, next; l != RD2H_INDEX_NONE; l = next) {
     next = pm_link(m, l)->next;
@@ -224,6 +228,7 @@ void rd2h_pm_finish(rd2h_pm *m, struct rd2h_str id, bool aborted, uint64_t now) 
   }
   r->finished = true; /* last: ending a link must not settle it in the middle of the loop */
   pm_req_maybe_settle(m, i);
+  return RD2H_OK;
 }
 
 uint32_t rd2h_pm_outstanding(const rd2h_pm *m, struct rd2h_str id) {

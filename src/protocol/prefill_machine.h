@@ -76,8 +76,9 @@ uint32_t rd2h_pm_sending(rd2h_pm *, uint32_t batch, uint32_t *idx, uint64_t now)
 void rd2h_pm_last(rd2h_pm *, uint32_t req, uint32_t endpoint, uint64_t now);
 /* The request will never be complete at this endpoint, before or after a dispatch: its reader is told. */
 void rd2h_pm_fail(rd2h_pm *, uint32_t req, uint32_t endpoint, int status, const char *text, uint64_t now);
-/* The engine is done with the request: REQ_SETTLED follows when all is settled (at once for an unknown id). aborted: tell readers. */
-void rd2h_pm_finish(rd2h_pm *, struct rd2h_str id, bool aborted, uint64_t now);
+/* The engine is done with the request: REQ_SETTLED follows when all is settled (at once for an unknown id). aborted: tell readers.
+ * NOMEM: the id is unknown, so that nothing has to settle, and there is no memory to say so. */
+int rd2h_pm_finish(rd2h_pm *, struct rd2h_str id, bool aborted, uint64_t now);
 /* Batches of the request that are not settled: what a preemption waits for. */
 uint32_t rd2h_pm_outstanding(const rd2h_pm *, struct rd2h_str id);
 

@@ -4,8 +4,8 @@
 #include "worker/prefill_worker.h"
 
 /* ---- steps ---- */
-/* The outcome's memory is there before it is needed. */
-static int announce_end(rd2h_pw *w, const struct rd2h_step_ref *r, struct rd2h_error *err) {
+/* The outcome's memory is there before it is needed. made: what this step has announced so far. */
+static int announce_end(rd2h_pw *w, const struct rd2h_step_ref *r, struct pw_ended **made, struct rd2h_error *err) {
   struct pw_ended *e = rd2h_alloc(sizeof *e + r->id.n + 1);
   if (!e)
     return rd2h_nomem(err, "a request's end");
@@ -21,9 +21,39 @@ static int announce_end(rd2h_pw *w, const struct rd2h_step_ref *r, struct rd2h_e
   else
     rd2h_slab_give(&w->ending_slot, slot);
   pthread_mutex_unlock(&w->mu);
-  if (!put)
+  if (put) {
+    e->next = *made;
+    *made = e;
+  } else {
     rd2h_free(e);
+  }
   return put || !fresh ? RD2H_OK : rd2h_nomem(err, "a request's end");
+}
+
+static void take_back(rd2h_pw *w, struct pw_ended *made) {
+  pthread_mutex_lock(&w->mu);
+  while (made) {
+    struct pw_ended *e = made;
+    made = e->next;
+    rd2h_slab_give(&w->ending_slot, rd2h_map_del(w->ending, e->id, strlen(e->id)));
+    rd2h_free(e);
+  }
+  pthread_mutex_unlock(&w->mu);
+}
+
+/* All of them or none: who repeats the step after NOMEM gets no end twice. */
+static int announce_ends(rd2h_pw *w, const struct pw_step *s, struct rd2h_error *err) {
+  struct pw_ended *made = NULL;
+  int rc = RD2H_OK;
+  for (uint32_t i = 0; i < s->view.n_finished && !rc; i++)
+    rc = announce_end(w, &s->view.finished[i], &made, err);
+  if (rc)
+    take_back(w, made);
+  for (struct pw_ended *after; !rc && made; made = after) {
+    after = made->next;
+    made->next = NULL;
+  }
+  return rc;
 }
 
 static void leave_step(rd2h_pw *w) {
@@ -41,29 +71,40 @@ static void step_ref(struct pw_step *s) {
   __atomic_add_fetch(&s->refs, 1, __ATOMIC_RELAXED);
 }
 
+static void drop_item(rd2h_pw *w, struct pw_item *it) {
+  while (it->batch) {
+    struct pw_batch *b = it->batch;
+    it->batch = b->next;
+    pw_batch_give(w, b);
+  }
+  pthread_mutex_lock(&w->mu);
+  it->next = w->idle_item;
+  w->idle_item = it;
+  pthread_mutex_unlock(&w->mu);
+}
+
 int rd2h_pw_step(rd2h_pw *w, const void *meta, size_t len, struct rd2h_error *err) {
   leave_step(w);
   struct pw_step *s = pw_step_make(w, meta, len, err);
   if (!s)
     return err->status;
+  bool tells = s->view.n_send || s->view.n_finished;
+  struct pw_item *it = tells ? pw_item_take(w) : NULL;
+  int rc = tells && !it ? rd2h_nomem(err, "a step") : announce_ends(w, s, err);
+  if (rc) {
+    if (it)
+      drop_item(w, it);
+    pw_step_unref(w, s);
+    return rc;
+  }
   w->step = s;
-  if (!s->view.n_send && !s->view.n_finished)
+  if (!it)
     return RD2H_OK;
-  struct pw_item *it = pw_item_take(w);
-  if (!it) {
-    leave_step(w);
-    return rd2h_nomem(err, "a step");
-  }
-  int rc = RD2H_OK;
-  for (uint32_t i = 0; i < s->view.n_finished; i++) {
-    int one = announce_end(w, &s->view.finished[i], err);
-    rc = rc ? rc : one;
-  }
   it->kind = PW_STEP;
   it->step = s;
   step_ref(s);
   pw_push(w, it, false);
-  return rc;
+  return RD2H_OK;
 }
 
 /* ---- layers ---- */
@@ -107,18 +148,6 @@ static int make_batches(rd2h_pw *w, struct pw_step *s, uint32_t layer, struct pw
     ++*n;
   }
   return RD2H_OK;
-}
-
-static void drop_item(rd2h_pw *w, struct pw_item *it) {
-  while (it->batch) {
-    struct pw_batch *b = it->batch;
-    it->batch = b->next;
-    pw_batch_give(w, b);
-  }
-  pthread_mutex_lock(&w->mu);
-  it->next = w->idle_item;
-  w->idle_item = it;
-  pthread_mutex_unlock(&w->mu);
 }
 
 /* The gate closes here, on the caller's thread: before it returns, a later write to the slots has to wait. */

@@ -109,11 +109,19 @@ static void mark_last(rd2h_pw *w, const struct pw_step *s) {
   pw_drain(w);
 }
 
+static void finish_one(rd2h_pw *w, const struct rd2h_step_ref *r) {
+  char id[RD2H_STEP_MAX_ID + 1];
+  int rc = rd2h_pm_finish(w->pm, r->id, r->aborted, w->now);
+  pw_drain(w);
+  if (!rc)
+    return;
+  snprintf(id, sizeof id, "%.*s", (int)r->id.n, r->id.p);
+  pw_settled(w, id, r->aborted ? RD2H_ABORTED : RD2H_OK);
+}
+
 static void finish(rd2h_pw *w, const struct pw_step *s) {
-  for (uint32_t i = 0; i < s->view.n_finished; i++) {
-    rd2h_pm_finish(w->pm, s->view.finished[i].id, s->view.finished[i].aborted, w->now);
-    pw_drain(w);
-  }
+  for (uint32_t i = 0; i < s->view.n_finished; i++)
+    finish_one(w, &s->view.finished[i]);
 }
 
 static void run_item(rd2h_pw *w, struct pw_item *it) {

@@ -3,6 +3,7 @@
 #include "tests/integration/rig.h"
 #include <setjmp.h>
 #include <cmocka.h>
+#include <poll.h>
 
 /* ---- bytes ---- */
 static void one_layer(void **state) {
@@ -450,6 +451,48 @@ static void short_of_memory(void **state) {
     run_short_of_memory(n, 80);
 }
 
+/* A step for which there is no memory is not taken by halves: repeated, it reports each of its ends once. */
+static void a_step_is_taken_whole(void **state) {
+  (void)state;
+  static const char *const ids[] = {"a", "b", "c"};
+  struct rig_pair x;
+  struct rd2h_error err = {0};
+  struct rd2h_buf b = {0};
+  struct rd2h_step_ref gone[3];
+  struct rd2h_settled out[8];
+  for (uint32_t i = 0; i < 3; i++)
+    gone[i] = (struct rd2h_step_ref){.id = {ids[i], 1}};
+  rd2h_step_encode_prefill(&b, &(struct rd2h_prefill_step_view){.n_finished = 3, .finished = gone});
+  bool failed = true;
+  for (uint64_t n = 1; failed; n++) {
+    rig_pair_open(&x, &(struct rig_shape){.layers = 1, .blocks = 8}, NULL, NULL);
+    uint32_t seen[3] = {0};
+    rd2h_alloc_fail_at(n);
+    int rc = rd2h_prefill_step(x.p, b.p, b.len, &err);
+    rd2h_alloc_fail_at(0);
+    failed = rc == RD2H_NOMEM;
+    while (rc) {
+      assert_int_equal(rc, RD2H_NOMEM);
+      rc = rd2h_prefill_step(x.p, b.p, b.len, &err);
+    }
+    rig_step(x.p, NULL, 0, "last"); /* reported behind all of the step before */
+    for (bool last = false; !last;) {
+      struct pollfd fd = {.fd = rd2h_prefill_fd(x.p), .events = POLLIN};
+      assert_int_equal(poll(&fd, 1, RIG_WAIT_MS), 1);
+      uint32_t got = rd2h_prefill_collect(x.p, out, RD2H_COUNT(out));
+      for (uint32_t i = 0; i < got; i++) {
+        last |= !strcmp(out[i].id, "last");
+        for (uint32_t k = 0; k < 3; k++)
+          seen[k] += !strcmp(out[i].id, ids[k]);
+      }
+    }
+    for (uint32_t k = 0; k < 3; k++)
+      assert_int_equal(seen[k], 1);
+    rig_pair_close(&x);
+  }
+  rd2h_buf_free(&b);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(one_layer),
@@ -467,6 +510,7 @@ int main(void) {
       cmocka_unit_test(engine_is_full),
       cmocka_unit_test(steady_state_allocates_nothing),
       cmocka_unit_test(short_of_memory),
+      cmocka_unit_test(a_step_is_taken_whole),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
