@@ -411,6 +411,7 @@ static void a_deaf_read_keeps_its_batch(void **state) {
 /* ---- an engine whose reads come in pieces ---- */
 #define PARTS 64u
 static uint32_t times_read[PARTS], pieces, most_inside, now_inside;
+static uint32_t company; /* so many pieces are waited for to be inside at once */
 static uint64_t held; /* cookie of a peer whose pieces that are inside stay there */
 
 static int cut_open(const struct rd2h_host *h, const struct rd2h_engine_opts *o, rd2h_engine **e, struct rd2h_engine_caps *caps,
@@ -428,9 +429,11 @@ static int cut_read(rd2h_engine *e, rd2h_peer *p, const struct rd2h_batch *b, co
   if (inside > __atomic_load_n(&most_inside, __ATOMIC_RELAXED))
     __atomic_store_n(&most_inside, inside, __ATOMIC_RELAXED);
   __atomic_add_fetch(&pieces, 1, __ATOMIC_RELAXED);
+  int turns = 0;
   do
     nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
-  while (__atomic_load_n(&held, __ATOMIC_RELAXED) == p->cookie);
+  while (__atomic_load_n(&held, __ATOMIC_RELAXED) == p->cookie ||
+         (__atomic_load_n(&most_inside, __ATOMIC_RELAXED) < company && ++turns < 2500));
   int rc = RD2H_OK;
   for (uint32_t i = 0; i < b->n && !rc; i++) {
     if (b->remote[i])
@@ -443,30 +446,48 @@ static int cut_read(rd2h_engine *e, rd2h_peer *p, const struct rd2h_batch *b, co
   return rc;
 }
 
-static struct rd2h_completion read_in_pieces(uint64_t bytes_each, uint32_t bad) {
-  struct rd2h_engine_ops cutter = script;
-  struct rd2h_engine_opts o = {.size = sizeof o, .threads = 4};
-  struct rd2h_completion c;
-  uint64_t remote[PARTS] = {0}, len[PARTS];
-  void *local[PARTS];
+static rd2h_eng *open_cutter(uint32_t threads) {
+  static struct rd2h_engine_ops cutter;
+  struct rd2h_engine_opts o = {.size = sizeof o, .threads = threads};
   rd2h_eng *e = NULL;
+  cutter = script;
   cutter.open = cut_open;
   cutter.read = cut_read;
+  assert_int_equal(rd2h_eng_open_ops(&cutter, &o, &e, NULL), RD2H_OK);
+  return e;
+}
+
+struct parts {
+  void *local[PARTS];
+  uint64_t remote[PARTS], len[PARTS];
+  struct rd2h_batch b;
+};
+
+/* A batch of which one descriptor fails: `bad`, or none of them. */
+static void cut(struct parts *x, uint64_t id, uint64_t bytes_each, uint32_t bad) {
+  for (uint32_t i = 0; i < PARTS; i++) {
+    x->local[i] = &times_read[i];
+    x->len[i] = bytes_each;
+    x->remote[i] = i == bad;
+  }
+  x->b = (struct rd2h_batch){.id = id, .n = PARTS, .bytes = PARTS * bytes_each, .local = x->local, .remote = x->remote, .len = x->len};
+}
+
+static struct rd2h_completion read_in_pieces(uint64_t bytes_each, uint32_t bad) {
+  struct rd2h_completion c;
+  struct parts x;
+  rd2h_eng *e = open_cutter(4);
   memset(times_read, 0, sizeof times_read);
   pieces = most_inside = 0;
-  for (uint32_t i = 0; i < PARTS; i++) {
-    local[i] = &times_read[i];
-    len[i] = bytes_each;
-    remote[i] = i == bad;
-  }
-  assert_int_equal(rd2h_eng_open_ops(&cutter, &o, &e, NULL), RD2H_OK);
+  company = bytes_each < 1 << 20 ? 1 : 2;
   rd2h_eng_peer *p = add_peer(e, 1);
-  struct rd2h_batch b = {.id = 9, .n = PARTS, .bytes = PARTS * bytes_each, .local = local, .remote = remote, .len = len};
-  assert_int_equal(rd2h_eng_submit(e, p, &b), RD2H_OK);
+  cut(&x, 9, bytes_each, bad);
+  assert_int_equal(rd2h_eng_submit(e, p, &x.b), RD2H_OK);
   collect(e, &c, 1);
   struct rd2h_completion more;
   assert_int_equal(rd2h_eng_poll(e, &more, 1), 0);
   rd2h_eng_close(e);
+  company = 0;
   return c;
 }
 
@@ -500,26 +521,16 @@ static void a_piece_that_fails_is_told_by_its_place(void **state) {
 
 /* One thread holds a piece and the peer waits for the next one: then the read is cancelled, and the queue is empty. */
 static void canceled_between_pieces(void **state) {
-  struct rd2h_engine_ops cutter = script;
-  struct rd2h_engine_opts o = {.size = sizeof o, .threads = 1};
   struct rd2h_completion c;
-  uint64_t remote[PARTS] = {0}, len[PARTS];
-  void *local[PARTS];
-  rd2h_eng *e = NULL;
-  (void)state;
-  cutter.open = cut_open;
-  cutter.read = cut_read;
-  for (uint32_t i = 0; i < PARTS; i++) {
-    local[i] = &times_read[i];
-    len[i] = 1 << 20;
-  }
-  assert_int_equal(rd2h_eng_open_ops(&cutter, &o, &e, NULL), RD2H_OK);
+  struct parts x;
+  rd2h_eng *e = open_cutter(1);
   rd2h_eng_peer *p = add_peer(e, 1);
-  struct rd2h_batch b = {.id = 1, .n = PARTS, .bytes = (uint64_t)PARTS << 20, .local = local, .remote = remote, .len = len};
+  (void)state;
+  cut(&x, 1, 1 << 20, PARTS);
   for (int round = 0; round < 5; round++) {
     pieces = 0;
     __atomic_store_n(&held, 1, __ATOMIC_RELAXED);
-    assert_int_equal(rd2h_eng_submit(e, p, &b), RD2H_OK);
+    assert_int_equal(rd2h_eng_submit(e, p, &x.b), RD2H_OK);
     while (!__atomic_load_n(&pieces, __ATOMIC_RELAXED))
       sched_yield();
     rd2h_eng_cancel(e, 1);
@@ -533,28 +544,18 @@ static void canceled_between_pieces(void **state) {
 
 /* The only thread has left one peer's read for another's, where it stays: the first read ends all the same. */
 static void stopped_while_nobody_is_inside(void **state) {
-  struct rd2h_engine_ops cutter = script;
-  struct rd2h_engine_opts o = {.size = sizeof o, .threads = 1};
   struct rd2h_completion c;
-  uint64_t remote[PARTS] = {0}, len[PARTS];
-  void *local[PARTS];
-  rd2h_eng *e = NULL;
+  struct parts a, b;
   (void)state;
-  cutter.open = cut_open;
-  cutter.read = cut_read;
-  for (uint32_t i = 0; i < PARTS; i++) {
-    local[i] = &times_read[i];
-    len[i] = 1 << 20;
-  }
-  struct rd2h_batch a = {.id = 1, .n = PARTS, .bytes = (uint64_t)PARTS << 20, .local = local, .remote = remote, .len = len}, b = a;
-  b.id = 2;
+  cut(&a, 1, 1 << 20, PARTS);
+  cut(&b, 2, 1 << 20, PARTS);
   for (int disconnect = 0; disconnect < 2; disconnect++) {
-    assert_int_equal(rd2h_eng_open_ops(&cutter, &o, &e, NULL), RD2H_OK);
+    rd2h_eng *e = open_cutter(1);
     rd2h_eng_peer *p = add_peer(e, 1), *q = add_peer(e, 2);
     pieces = 0;
     __atomic_store_n(&held, 2, __ATOMIC_RELAXED);
-    assert_int_equal(rd2h_eng_submit(e, p, &a), RD2H_OK);
-    assert_int_equal(rd2h_eng_submit(e, q, &b), RD2H_OK);
+    assert_int_equal(rd2h_eng_submit(e, p, &a.b), RD2H_OK);
+    assert_int_equal(rd2h_eng_submit(e, q, &b.b), RD2H_OK);
     while (__atomic_load_n(&pieces, __ATOMIC_RELAXED) < 2)
       sched_yield();
     if (disconnect) {

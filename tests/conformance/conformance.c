@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/conformance/cases.h"
+#include "tests/helpers/one_case.h"
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -39,12 +40,7 @@ int conformance_main(int argc, char **argv, const struct conformance *c) {
   conf = c;
   if (argc == 5 && !strcmp(argv[1], "--source"))
     return source_main(atoi(argv[2]), strtoull(argv[3], NULL, 10), strtoull(argv[4], NULL, 10));
-  if (argc == 2 && !strcmp(argv[1], "--list")) {
-    for (size_t i = 0; i < RD2H_COUNT(cases); i++)
-      puts(cases[i].name);
+  if (cases_listed(cases, RD2H_COUNT(cases), argc, argv))
     return 0;
-  }
-  if (argc == 2) /* one case, or those of a pattern */
-    cmocka_set_test_filter(argv[1]);
   return cmocka_run_group_tests_name(c->engine, cases, NULL, NULL);
 }

@@ -2,7 +2,9 @@
 #include "tests/integration/rig.h"
 #include "layout/layout.h"
 #include <poll.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static const uint32_t block_bytes[RIG_TENSORS] = {256, 128, 64, 8};
@@ -320,7 +322,33 @@ void rig_expect(const struct rig_side *dst, const struct rig_request *r, uint32_
     }
 }
 
-/* ---- pipes between processes ---- */
+/* ---- processes ---- */
+struct rig_child rig_fork(void (*fn)(int in, int out)) {
+  int to[2], from[2];
+  RIG_CHECK(!pipe(to) && !pipe(from));
+  pid_t pid = fork();
+  RIG_CHECK(pid >= 0);
+  if (!pid) {
+    close(to[1]);
+    close(from[0]);
+    fn(to[0], from[1]);
+    _exit(0);
+  }
+  close(to[0]);
+  close(from[1]);
+  return (struct rig_child){pid, to[1], from[0]};
+}
+
+int rig_reap(struct rig_child *c, int signal) {
+  int status = 0;
+  if (signal)
+    kill(c->pid, signal);
+  close(c->to);
+  close(c->from);
+  RIG_CHECK(waitpid(c->pid, &status, 0) == c->pid);
+  return status;
+}
+
 void rig_put(int fd, uint32_t v) {
   RIG_CHECK(write(fd, &v, sizeof v) == sizeof v);
 }

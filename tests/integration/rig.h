@@ -92,7 +92,14 @@ void rig_decode_stats(rd2h_decode *, struct rd2h_decode_stats *);
 /* Expects every block of the request on Decode to hold what Prefill wrote. */
 void rig_expect(const struct rig_side *dst, const struct rig_request *, uint32_t write);
 
-/* A number through a pipe to or from another process of the test. */
+/* Another process of the test, at the ends of two pipes. Forked before this one has threads. */
+struct rig_child {
+  pid_t pid;
+  int to, from;
+};
+struct rig_child rig_fork(void (*fn)(int in, int out));
+/* Signals it, unless 0, and waits for its end; its status as waitpid() has it. */
+int rig_reap(struct rig_child *, int signal);
 void rig_put(int fd, uint32_t v);
 uint32_t rig_get(int fd);
 #endif

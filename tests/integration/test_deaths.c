@@ -11,37 +11,6 @@
 static const struct rig_shape ring = {.layers = 6, .blocks = 64, .slots = 2, .indexer_mask = 0x2a};
 static const struct rig_shape flat = {.layers = 6, .blocks = 64, .indexer_mask = 0x2a};
 
-struct child {
-  pid_t pid;
-  int to, from; /* pipes, as the parent sees them */
-};
-
-static struct child start(void (*fn)(int in, int out)) {
-  int to[2], from[2];
-  RIG_CHECK(!pipe(to) && !pipe(from));
-  pid_t pid = fork();
-  RIG_CHECK(pid >= 0);
-  if (!pid) {
-    close(to[1]);
-    close(from[0]);
-    fn(to[0], from[1]);
-    _exit(0);
-  }
-  close(to[0]);
-  close(from[1]);
-  return (struct child){pid, to[1], from[0]};
-}
-
-static int end(struct child *c, int signal) {
-  int status = 0;
-  if (signal)
-    kill(c->pid, signal);
-  close(c->to);
-  close(c->from);
-  RIG_CHECK(waitpid(c->pid, &status, 0) == c->pid);
-  return status;
-}
-
 /* ---- children ---- */
 static void send_chunk(rd2h_prefill *p, struct rig_side *src, struct rig_request *r, uint16_t port, uint32_t from, uint32_t to,
                        bool last) {
@@ -107,7 +76,7 @@ static void good_decode(int in, int out) {
 /* ---- tests ---- */
 static void two_processes(void **state) {
   (void)state;
-  struct child c = start(whole_prefill);
+  struct rig_child c = rig_fork(whole_prefill);
   struct rig_side dst;
   struct rig_request r;
   rig_side_open(&dst, &flat);
@@ -119,7 +88,7 @@ static void two_processes(void **state) {
   rig_expect(&dst, &r, 4);
   assert_int_equal(rig_get(c.from), 0);
   rig_put(c.to, 0);
-  assert_int_equal(end(&c, 0), 0);
+  assert_int_equal(rig_reap(&c, 0), 0);
   rd2h_decode_destroy(d);
   rig_side_close(&dst);
 }
@@ -127,7 +96,7 @@ static void two_processes(void **state) {
 /* Killed between two chunks: noticed by a probe; its successor is served as if nothing had been. */
 static void prefill_dies(void **state) {
   (void)state;
-  struct child dying = start(dying_prefill), next = start(whole_prefill);
+  struct rig_child dying = rig_fork(dying_prefill), next = rig_fork(whole_prefill);
   struct rig_side dst;
   struct rig_request r, again;
   char text[RD2H_ERROR_TEXT];
@@ -137,7 +106,7 @@ static void prefill_dies(void **state) {
   rig_install(d, &r);
   rig_put(dying.to, rd2h_decode_port(d));
   assert_int_equal(rig_get(dying.from), 0);
-  end(&dying, SIGKILL);
+  rig_reap(&dying, SIGKILL);
   assert_int_equal(rig_outcome(d, "dies", text), RD2H_PEER_LOST);
   assert_true(text[0]);
   rig_request(&again, "all", 12, 0, 0);
@@ -147,7 +116,7 @@ static void prefill_dies(void **state) {
   rig_expect(&dst, &again, 4);
   assert_int_equal(rig_get(next.from), 0);
   rig_put(next.to, 0);
-  assert_int_equal(end(&next, 0), 0);
+  assert_int_equal(rig_reap(&next, 0), 0);
   rd2h_decode_destroy(d);
   rig_side_close(&dst);
 }
@@ -155,7 +124,7 @@ static void prefill_dies(void **state) {
 /* Decode hangs in a read and then dies, or stops for good: the gate opens and only its request fails. Another Decode takes
  * the same port and is served without a restart of Prefill. */
 static void decode_dies_by(int signal) {
-  struct child first = start(hanging_decode), second = start(good_decode);
+  struct rig_child first = rig_fork(hanging_decode), second = rig_fork(good_decode);
   struct rig_side src;
   struct rig_request r, next;
   struct rd2h_step_send send;
@@ -172,12 +141,12 @@ static void decode_dies_by(int signal) {
   RIG_OK(rd2h_prefill_layer(p, 0, &err), &err);
   assert_int_equal(rd2h_prefill_wait_layer(p, 0, 100, &err), RD2H_TIMEOUT);
   if (signal == SIGKILL)
-    end(&first, SIGKILL);
+    rig_reap(&first, SIGKILL);
   else
     kill(first.pid, signal);
   assert_int_equal(rd2h_prefill_wait_layer(p, 0, RIG_WAIT_MS, &err), RD2H_OK);
   if (signal != SIGKILL)
-    end(&first, SIGKILL);
+    rig_reap(&first, SIGKILL);
   rig_step(p, NULL, 0, "stuck");
   assert_int_equal(rig_settled(p, "stuck"), RD2H_PEER_LOST);
   rig_put(second.to, port);
@@ -188,7 +157,7 @@ static void decode_dies_by(int signal) {
   rig_step(p, NULL, 0, "next");
   assert_int_equal(rig_settled(p, "next"), RD2H_OK);
   rig_put(second.to, 0);
-  assert_int_equal(end(&second, 0), 0);
+  assert_int_equal(rig_reap(&second, 0), 0);
   rd2h_prefill_stats(p, &st);
   assert_int_equal(st.failed_peer_lost, 1);
   assert_int_equal(st.epochs, 3); /* one was tried to tell the first of what it had not taken */
@@ -201,13 +170,13 @@ static void decode_dies_by(int signal) {
 static void D03_prefill_dies_fifty_times(void **state) {
   (void)state;
   enum { TIMES = 50 };
-  static struct child c[TIMES];
+  static struct rig_child c[TIMES];
   struct rig_side dst;
   struct rig_request r;
   struct rd2h_decode_stats st;
   for (int i = 0; i < TIMES; i++)
-    c[i] = start(dying_prefill);
-  struct child next = start(whole_prefill);
+    c[i] = rig_fork(dying_prefill);
+  struct rig_child next = rig_fork(whole_prefill);
   rig_side_open(&dst, &flat);
   rd2h_decode *d = rig_decode(&dst, &(struct rd2h_decode_opts){.probe_ms = 20});
   for (int i = 0; i < TIMES; i++) {
@@ -215,7 +184,7 @@ static void D03_prefill_dies_fifty_times(void **state) {
     rig_install(d, &r);
     rig_put(c[i].to, rd2h_decode_port(d));
     assert_int_equal(rig_get(c[i].from), 0);
-    end(&c[i], SIGKILL);
+    rig_reap(&c[i], SIGKILL);
     assert_int_equal(rig_outcome(d, "dies", NULL), RD2H_PEER_LOST);
   }
   rig_request(&r, "all", 12, 0, 0);
@@ -229,7 +198,7 @@ static void D03_prefill_dies_fifty_times(void **state) {
   while (st.peers > 1);
   assert_int_equal(st.requests, 0);
   rig_put(next.to, 0);
-  end(&next, 0);
+  rig_reap(&next, 0);
   rd2h_decode_destroy(d);
   rig_side_close(&dst);
 }
@@ -237,7 +206,7 @@ static void D03_prefill_dies_fifty_times(void **state) {
 /* Prefill has begun and is stopped, its connection lives: Decode gives up after progress_ms, and what comes later finds nothing. */
 static void D04_D05_prefill_stops(void **state) {
   (void)state;
-  struct child c = start(dying_prefill);
+  struct rig_child c = rig_fork(dying_prefill);
   struct rig_side dst;
   struct rig_request r;
   char text[RD2H_ERROR_TEXT];
@@ -259,7 +228,7 @@ static void D04_D05_prefill_stops(void **state) {
   assert_non_null(strstr(text, "progress_ms"));
   assert_true(rd2h_now_ns() - begun < 5000 * RD2H_MS);
   kill(c.pid, SIGCONT);
-  end(&c, SIGKILL);
+  rig_reap(&c, SIGKILL);
   rd2h_decode_destroy(d);
   rig_side_close(&dst);
 }

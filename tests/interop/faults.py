@@ -82,6 +82,33 @@ def status(outcome: core.Outcome) -> str:
     return core.status_name(outcome.status)
 
 
+def refuses(p, d, requests: list[Request], *words: str, **change) -> str:
+    """Our Decode does not serve what their Prefill's first step asks for: its forward is told, and the requests end."""
+    d.install(requests)
+    start = time.monotonic()
+    p.start(requests, 0, **change)
+    errors = p.answers()
+    within(QUICK_S, start, "the refusal")
+    all_named(errors, *words)
+    assert d.ends(requests)[0][0].status, "the request of a refused connection succeeded"
+    return errors[0]
+
+
+def unserved(p, requests: list[Request], step: int = 0) -> str:
+    """What requests of our Prefill end with whose last step their Decode cannot serve, soon."""
+    start = time.monotonic()
+    p.step(requests, step)
+    p.finish(requests)
+    ended = p.ends()
+    within(QUICK_S, start, "the end")
+    assert all(o.status for o in ended), f"{ended}"
+    return " ".join(sorted({status(o) for o in ended}))
+
+
+def untouched(area: Area) -> None:
+    Oracle(area.model, 1, 1).compare(area.pool, area.own)
+
+
 # ---- our Decode, the reference's Prefill ----
 MISMATCHES = {  # layers of Prefill, layers of Decode, what its forward must be told
     "Y01 a scale on Prefill only": (LIC8, BF16, ("indexer scale is present on Prefill, absent on Decode",)),
@@ -98,34 +125,21 @@ def refused(x: Stage, theirs: tuple, ours: tuple, words: tuple[str, ...]) -> str
     d = x.our_decode(target, queue_ms=400)
     p = x.their_prefill(d, source)
     bad, fine = make_requests("bad", [(64, 0, 0)], 1), make_requests("fine", [(64, 0, 0)], 2)
-    d.install(bad)
-    start = time.monotonic()
-    p.start(bad, 0)
-    errors = p.answers()
-    within(QUICK_S, start, "the refusal")
-    all_named(errors, layer_name(0), *words)
-    assert d.ends(bad)[0][0].status, "the request of a refused connection succeeded"
-    Oracle(target.model, 1, 1).compare(target.pool, target.own)
+    error = refuses(p, d, bad, layer_name(0), *words)
+    untouched(target)
     p.decode = x.our_decode(good)  # the Prefill rank is alive and serves one that fits
     p.decode.install(fine)
     p.area = Area(x.folder / "fine", source.model, 1, 1, 1)
     p.area.source, p.area.pool, p.area.own = source.source, good.pool, good.own
     whole(p, p.decode, fine)
     x.compare(fine, p.area)
-    return errors[0]
+    return error
 
 
 def fewer_layers(x: Stage) -> str:
     """Y05: a layer of Decode that Prefill does not have."""
     d = x.our_decode(x.new_area([LIC8] * 3), queue_ms=400)
-    p = x.their_prefill(d)
-    requests = make_requests("req", [(64, 0, 0)], 1)
-    d.install(requests)
-    p.start(requests, 0)
-    errors = p.answers()
-    all_named(errors, "all 3 layers of Decode", "names 2")
-    assert d.ends(requests)[0][0].status
-    return errors[0]
+    return refuses(x.their_prefill(d), d, make_requests("req", [(64, 0, 0)], 1), "all 3 layers of Decode", "names 2")
 
 
 def more_layers(x: Stage) -> str:
@@ -144,27 +158,14 @@ def another_model(x: Stage) -> str:
     """So many layers more that this is no draft model beside the same one."""
     target, source = x.new_area([PLAIN] * 2), x.new_area([PLAIN] * 20)
     d = x.our_decode(target, queue_ms=400)
-    p = x.their_prefill(d, source)
     requests = make_requests("req", [(16, 0, 0)], 1)
-    d.install(requests)
-    p.start(requests, 0)
-    errors = p.answers()
-    all_named(errors, "more than 16 of the layers", "same model")
-    assert d.ends(requests)[0][0].status
-    return errors[0]
+    return refuses(x.their_prefill(d, source), d, requests, "more than 16 of the layers", "same model")
 
 
 def two_stages_unknown(x: Stage) -> str:
     """Version 0 cannot say that it is one of two stages: its half of the layers must not pass for all."""
     d = x.our_decode(queue_ms=400)
-    p = x.their_prefill(d)
-    requests = make_requests("req", [(64, 0, 0)], 1)
-    d.install(requests)
-    p.start(requests, 0)
-    errors = p.answers()
-    all_named(errors, "must name all 2 layers", "it names 1")
-    assert d.ends(requests)[0][0].status
-    return errors[0]
+    return refuses(x.their_prefill(d), d, make_requests("req", [(64, 0, 0)], 1), "must name all 2 layers", "it names 1")
 
 
 def reads_fail(x: Stage) -> str:
@@ -181,7 +182,7 @@ def reads_fail(x: Stage) -> str:
     assert ended.status and errors, f"{ended}, Prefill was told {errors}"
     p.start(requests, 1)  # the rest of a request that has failed is skipped, and written nowhere
     assert not p.answers(), "a request that has ended is no failure of a later layer"
-    Oracle(x.area.model, 1, 1).compare(x.area.pool, x.area.own)
+    untouched(x.area)
     return ended.text
 
 
@@ -348,15 +349,10 @@ def ratios_differ(x: Stage) -> str:
 
 def member_beyond(x: Stage) -> str:
     d = x.our_decode()
-    p = x.their_prefill(d)
     requests = make_requests("req", [(64, 0, 0)], 1)
-    d.install(requests)
-    p.start(requests, 0, tp_ratio=2, group_member_idx=2)
-    errors = p.answers()
-    all_named(errors, "contributor 2 of 2")
-    assert d.ends(requests)[0][0].status
-    Oracle(x.area.model, 1, 1).compare(x.area.pool, x.area.own)
-    return errors[0]
+    error = refuses(x.their_prefill(d), d, requests, "contributor 2 of 2", tp_ratio=2, group_member_idx=2)
+    untouched(x.area)
+    return error
 
 
 def stages_disagree(x: Stage) -> str:
@@ -440,12 +436,10 @@ def their_reads_fail(x: Stage) -> str:
     p = x.our_prefill(d)
     bad, good = make_requests("req", [(48, 0, 0), (48, 0, 0)], 1)
     d.install([bad, good])
-    p.step([bad], 0)
-    p.finish([bad])
-    ended = p.ends()
-    assert all(o.status for o in ended) and d.ends([bad]) == [["failed"]], f"{ended}"
+    ended = unserved(p, [bad])
+    assert d.ends([bad]) == [["failed"]]
     whole(p, d, [good])
-    return status(ended[0])
+    return ended
 
 
 def their_layout_differs(x: Stage, theirs: tuple, ours: tuple, _words: tuple) -> str:
@@ -455,14 +449,10 @@ def their_layout_differs(x: Stage, theirs: tuple, ours: tuple, _words: tuple) ->
     p = x.our_prefill(d, x.new_area([ours] * 2))
     requests = make_requests("req", [(48, 0, 0)], 1)
     d.install(requests)
-    start = time.monotonic()
-    p.step(requests, 0)
-    p.finish(requests)
-    ended = p.ends()
-    within(QUICK_S, start, "the end")
-    assert all(o.status for o in ended) and d.ends(requests) == [["failed"]], f"{ended}"
-    Oracle(target.model, 1, 1).compare(target.pool, target.own)
-    return status(ended[0])
+    ended = unserved(p, requests)
+    assert d.ends(requests) == [["failed"]]
+    untouched(target)
+    return ended
 
 
 def poison(x: Stage) -> str:
@@ -493,17 +483,12 @@ def their_decode_dies(x: Stage) -> str:
     p.step([lost], 0)
     d.close()
     other = x.new_area()
-    start = time.monotonic()
-    p.step([lost], 1)
-    p.finish([lost])
-    ended = p.ends()
-    within(QUICK_S, start, "the end of the lost request")
-    assert all(o.status for o in ended), f"{ended}"
+    ended = unserved(p, [lost], 1)
     again = x.their_decode(other, base=d.base)
     again.install([later])
     whole(p, again, [later])
     x.compare([later], other)
-    return status(ended[0])
+    return ended
 
 
 def their_decode_hangs(x: Stage, **options) -> str:
@@ -536,13 +521,10 @@ def unknown_there(x: Stage) -> str:
     p = x.our_prefill(d)
     bad, good = make_requests("req", [(48, 0, 0), (48, 0, 0)], 1)
     d.install([good])
-    p.step([bad], 0)
-    p.finish([bad])
-    ended = p.ends()
-    assert all(o.status for o in ended), f"{ended}"
+    ended = unserved(p, [bad])
     whole(p, d, [good])
     x.compare([good])
-    return status(ended[0])
+    return ended
 
 
 def stages_refused(x: Stage) -> str:
@@ -551,15 +533,11 @@ def stages_refused(x: Stage) -> str:
     p = x.our_prefill(d)
     requests = make_requests("req", [(48, 0, 0)], 1)
     d.install(requests)
-    start = time.monotonic()
-    p.step(requests, 0)
-    p.finish(requests)
-    ended = p.ends()
-    within(QUICK_S, start, "the refusal")
-    assert {status(o) for o in ended} == {"UNSUPPORTED"}, f"{ended}"
+    ended = unserved(p, requests)
+    assert ended == "UNSUPPORTED", ended
     assert not d.ranks[0].heard("done", 0.2), "the reference counts it as complete"
-    Oracle(x.area.model, 1, 1).compare(x.area.pool, x.area.own)
-    return status(ended[0])
+    untouched(x.area)
+    return ended
 
 
 def engines_of_different_tp(x: Stage) -> str:

@@ -16,6 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 #include <cmocka.h>
+#include "tests/helpers/one_case.h"
 
 #define MIB (1u << 20)
 #define BYTES (4u * MIB)
@@ -394,12 +395,7 @@ int main(int argc, char **argv) {
     return serve(atoi(argv[2]));
   if (argc == 3)
     return bare(atoi(argv[2]), !strcmp(argv[1], "--store") ? NULL : argv[1]);
-  if (argc == 2 && !strcmp(argv[1], "--list")) {
-    for (size_t i = 0; i < RD2H_COUNT(cases); i++)
-      puts(cases[i].name);
+  if (cases_listed(cases, RD2H_COUNT(cases), argc, argv))
     return 0;
-  }
-  if (argc == 2)
-    cmocka_set_test_filter(argv[1]);
   return cmocka_run_group_tests_name("faults", cases, NULL, NULL);
 }

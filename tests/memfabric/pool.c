@@ -17,6 +17,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include <cmocka.h>
+#include "tests/helpers/one_case.h"
 
 #define BLOCK 65536u
 #define BLOCKS 64u
@@ -308,12 +309,7 @@ static const struct CMUnitTest cases[] = {
 };
 
 int main(int argc, char **argv) {
-  if (argc == 2 && !strcmp(argv[1], "--list")) {
-    for (size_t i = 0; i < RD2H_COUNT(cases); i++)
-      puts(cases[i].name);
+  if (cases_listed(cases, RD2H_COUNT(cases), argc, argv))
     return 0;
-  }
-  if (argc == 2)
-    cmocka_set_test_filter(argv[1]);
   return cmocka_run_group_tests_name("pool", cases, NULL, NULL);
 }
