@@ -7,7 +7,7 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   static uint8_t dst[64], after[64];
-  static struct tcp_client c = {.epoll = -1, .wake = -1, .event = -1, .lock = PTHREAD_MUTEX_INITIALIZER};
+  static struct tcp_client c = {.epoll = -1, .wake.fd = -1, .ready.fd = -1, .lock = PTHREAD_MUTEX_INITIALIZER};
   static struct rd2h_error err;
   static rd2h_peer *p;
   void *local[] = {dst + 16};
@@ -23,8 +23,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   memset(s, 0, offsetof(struct tcp_stream, out));
   *s = (struct tcp_stream){.peer = p, .fd = pair[0], .up = true};
   slot.peer = p;
-  c.down = NULL;
-  c.down_tail = &c.down;
+  c.down = (struct tcp_downs){0};
   c.done = (struct tcp_list){0};
   memset(dst, 0, sizeof dst);
   rd2h_tcp_begin(&c, &slot);
