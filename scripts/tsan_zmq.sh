@@ -35,8 +35,8 @@ if [ "$(cat "$work/stamp" 2>/dev/null)" != "$key" ]; then
   mkdir -p "$work"
   cd "$work"
   fetch_source
-  cmake -S zeromq3-*/ -B out -DCMAKE_BUILD_TYPE=None -DCMAKE_C_FLAGS='-fsanitize=thread -g -O1' \
-    -DCMAKE_CXX_FLAGS='-fsanitize=thread -g -O1' -DCMAKE_INSTALL_PREFIX="$work/prefix" -DCMAKE_INSTALL_LIBDIR=lib \
+  cmake -S zeromq3-*/ -B out -DCMAKE_BUILD_TYPE=None -DCMAKE_C_FLAGS='-fsanitize=thread -g1 -O1' \
+    -DCMAKE_CXX_FLAGS='-fsanitize=thread -g1 -O1' -DCMAKE_INSTALL_PREFIX="$work/prefix" -DCMAKE_INSTALL_LIBDIR=lib \
     -DBUILD_STATIC=OFF -DBUILD_TESTS=OFF -DWITH_PERF_TOOL=OFF -DWITH_DOCS=OFF -DENABLE_CPACK=OFF -DWITH_LIBSODIUM=ON \
     -DENABLE_CURVE=ON >cmake.log
   cmake --build out -j"$(nproc)" >>cmake.log 2>&1 || { tail -30 cmake.log >&2; exit 1; }
