@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the conformance suite cannot see from outside: peers that lie, on either side; what is revoked; addresses and options. */
+/* What the conformance suite cannot see from outside: peers that lie, on either side; what is revoked. */
 #include "engine/engine.h"
 #include "engines/tcp/tcp.h"
 #include <netinet/in.h>
@@ -648,7 +648,84 @@ static void silent_crowd(void **state) {
   prefill_close(&p);
 }
 
-/* ---- addresses and options ---- */
+/* A reader that asks and never takes what comes delays nobody, and no region. */
+static void deaf_reader(void **state) {
+  struct prefill p;
+  const struct tcp_desc d = {(uintptr_t)memory, TCP_PIECE_MAX, 0};
+  struct rd2h_region spare = {.base = memory + sizeof memory / 2, .len = 4096};
+  uint32_t region;
+  (void)state;
+  memset(memory, 0x44, sizeof memory);
+  prefill_open(&p, "127.0.0.1");
+  assert_int_equal(rd2h_engine_tcp.reg(p.e, &spare, &region, NULL), RD2H_OK);
+  int fd = dial(&p, p.at.token);
+  for (uint32_t i = 0; i < 24; i++) /* more than buffers hold */
+    request(fd, i, 1, d.len, &d, 1);
+  assert_int_equal(hear(fd).status, RD2H_OK);
+  rd2h_eng *e = decode_open(0, "streams=2");
+  expect_other_goes_on(e, decode_connect(e, p.conn, 7));
+  rd2h_engine_tcp.dereg(p.e, region); /* returns although a reply is stuck */
+  rd2h_eng_close(e);
+  close(fd);
+  prefill_close(&p);
+}
+
+/* What was asked for well is answered; what comes behind it ends the stream, and an end of sending does not cut the answer off. */
+static void behind_a_good_request(void **state) {
+  static const char garbage[] = "GET / HTTP/1.1\r\nHost: prefill\r\n\r\n";
+  const struct tcp_desc d = {(uintptr_t)memory, 64, 0};
+  struct prefill p;
+  uint8_t got[64], more;
+  (void)state;
+  memset(memory, 0x55, sizeof memory);
+  prefill_open(&p, "127.0.0.1");
+  for (int half_open = 0; half_open < 2; half_open++) {
+    int fd = dial(&p, p.at.token);
+    request(fd, 3, 1, 64, &d, 1);
+    if (half_open)
+      assert_int_equal(shutdown(fd, SHUT_WR), 0);
+    else
+      put(fd, garbage, sizeof garbage - 1);
+    assert_int_equal(hear(fd).seq, 3);
+    get(fd, got, sizeof got);
+    assert_memory_equal(got, memory, sizeof got);
+    assert_int_equal(hear(fd).kind, TCP_REPLY_TAIL);
+    if (!half_open) {
+      expect_refused(fd, RD2H_MALFORMED);
+      continue;
+    }
+    assert_true(readable(fd, WAIT_MS));
+    assert_int_equal(recv(fd, &more, 1, 0), 0);
+    close(fd);
+  }
+  int fd = dial(&p, p.at.token);
+  request(fd, 0, 4, 256, &d, 1); /* three descriptors of four never come */
+  rd2h_eng *e = decode_open(0, "streams=1");
+  expect_other_goes_on(e, decode_connect(e, p.conn, 7));
+  rd2h_eng_close(e);
+  close(fd);
+  prefill_close(&p);
+}
+
+/* The kernel takes the connection for a Prefill that never does: the read ends in time and says so. */
+static void nobody_accepts(void **state) {
+  rd2h_eng *e = decode_open(SHORT_NS, "streams=2");
+  struct liar l;
+  struct two t;
+  (void)state;
+  liar_open(&l);
+  rd2h_eng_peer *p = decode_connect(e, l.conn, 7);
+  two_init(&t, 1);
+  assert_int_equal(rd2h_eng_submit(e, p, &t.b), RD2H_OK);
+  assert_int_equal(down(e), RD2H_PEER_LOST);
+  assert_int_equal(complete(e).status, RD2H_TIMEOUT);
+  assert_int_equal(rd2h_eng_submit(e, p, &t.b), RD2H_PEER_LOST);
+  rd2h_eng_disconnect(e, p);
+  rd2h_eng_close(e);
+  liar_close(&l);
+}
+
+/* ---- addresses ---- */
 static void many_streams_and_ip_version_6(void **state) {
   struct prefill p;
   struct rd2h_engine_opts o = {.size = sizeof o, .prefill = true, .host = "::1"};
@@ -678,41 +755,6 @@ static void many_streams_and_ip_version_6(void **state) {
   prefill_close(&p);
 }
 
-/* Connection data comes from outside: where it may send Decode. */
-static void targets(void **state) {
-  static const struct {
-    const char *list, *address, *session;
-    int status;
-  } cases[] = {
-    {NULL, "10.1.2.3", "10.1.2.3:77", RD2H_OK},          {NULL, "10.1.2.3", "10.1.2.4:77", RD2H_PERMISSION},
-    {NULL, "fd00::7", "[fd00::7]:77", RD2H_OK},          {NULL, "fd00::8", "[fd00::7]:77", RD2H_PERMISSION},
-    {NULL, "::ffff:10.1.2.3", "10.1.2.3:77", RD2H_OK},   {NULL, "10.1.2.3", "prefill-0.cluster:77", RD2H_OK},
-    {NULL, "10.1.2.3", "", RD2H_OK},                     {"any", "10.1.2.3", "10.9.9.9:1", RD2H_OK},
-    {"10.0.0.0/8", "10.1.2.3", "10.9.9.9:1", RD2H_OK},   {"10.0.0.0/8", "11.1.2.3", "11.1.2.3:1", RD2H_PERMISSION},
-    {"10.1.2.0/23", "10.1.3.9", "", RD2H_OK},            {"10.1.2.0/23", "10.1.4.9", "", RD2H_PERMISSION},
-    {"10.1.2.3+fd00::/8", "fd12::1", "", RD2H_OK},       {"10.1.2.3+fd00::/8", "fe00::1", "", RD2H_PERMISSION},
-    {"0.0.0.0/0", "8.8.8.8", "", RD2H_OK},               {"0.0.0.0/0", "fd12::1", "", RD2H_PERMISSION},
-  };
-  static const char *const bad[] = {"", "10.1.2.3/33", "10.1.2.3/", "10.1.2", "fd00::/129", "10.1.2.3+", "10.0.0.0/8x", "Any"};
-  struct tcp_targets t;
-  struct rd2h_tcp_conn at;
-  struct rd2h_error err;
-  (void)state;
-  for (size_t i = 0; i < RD2H_COUNT(cases); i++) {
-    struct rd2h_blob session = {(const uint8_t *)cases[i].session, (uint32_t)strlen(cases[i].session)};
-    t = (struct tcp_targets){0};
-    if (cases[i].list)
-      assert_int_equal(rd2h_tcp_targets_parse(cases[i].list, &t, &err), RD2H_OK);
-    assert_int_equal(rd2h_tcp_resolve(cases[i].address, &at, &err), RD2H_OK);
-    if (rd2h_tcp_targets_check(&t, &at, session, &err) != cases[i].status)
-      fail_msg("targets %s, %s offered by %s: not %d", cases[i].list ? cases[i].list : "-", cases[i].address, cases[i].session,
-               cases[i].status);
-  }
-  for (size_t i = 0; i < RD2H_COUNT(bad); i++)
-    if (rd2h_tcp_targets_parse(bad[i], &t, &err) != RD2H_INVALID)
-      fail_msg("targets=%s is taken", bad[i]);
-}
-
 /* The engine asks before it connects. */
 static void a_target_is_refused(void **state) {
   struct prefill p;
@@ -725,35 +767,6 @@ static void a_target_is_refused(void **state) {
   assert_non_null(strstr(err.text, "127.0.0.1"));
   rd2h_eng_close(e);
   prefill_close(&p);
-}
-
-static void options(void **state) {
-  static const struct {
-    bool prefill;
-    const char *host, *option, *text;
-  } bad[] = {
-    {false, NULL, "streams=0", "from 1 to 16"},       {false, NULL, "streams=17", "from 1 to 16"},
-    {false, NULL, "streams=-1", "from 1 to 16"},      {false, NULL, "streams=2x", "from 1 to 16"},
-    {false, NULL, "streams=", "from 1 to 16"},        {false, NULL, "stream=2", "unknown option"},
-    {false, NULL, "targets=10.0.0.0/8+nowhere", "nowhere"},
-    {true, NULL, "bind=", "unknown option"},          {true, "no host", NULL, "no address"},
-    {true, "0.0.0.0", NULL, "bind=0.0.0.0"},          {true, "fe80::1", NULL, "link-local"},
-    {true, "192.0.2.1", NULL, "bind=ADDRESS"},
-  };
-  rd2h_eng *e = NULL;
-  (void)state;
-  for (size_t i = 0; i < RD2H_COUNT(bad); i++) {
-    const char *const list[] = {bad[i].option, NULL};
-    struct rd2h_engine_opts o = {.size = sizeof o, .prefill = bad[i].prefill, .host = bad[i].host, .options = list};
-    struct rd2h_error err = {0};
-    assert_int_equal(rd2h_eng_open("tcp", &o, &e, &err), RD2H_INVALID);
-    if (!strstr(err.text, bad[i].text))
-      fail_msg("\"%s\" does not say \"%s\"", err.text, bad[i].text);
-  }
-  const char *const elsewhere[] = {"bind=127.0.0.1", NULL};
-  struct rd2h_engine_opts o = {.size = sizeof o, .prefill = true, .host = "192.0.2.1", .options = elsewhere};
-  assert_int_equal(rd2h_eng_open("tcp", &o, &e, NULL), RD2H_OK);
-  rd2h_eng_close(e);
 }
 
 /* Nobody listens there: known when connecting or by an event, and never by waiting for a read's deadline. */
@@ -776,12 +789,13 @@ static void nobody_listens(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(every_lie),          cmocka_unit_test(extra_bytes),    cmocka_unit_test(late_payload),
-    cmocka_unit_test(bad_destination),    cmocka_unit_test(bad_hello),      cmocka_unit_test(bad_requests),
+    cmocka_unit_test(every_lie), cmocka_unit_test(extra_bytes), cmocka_unit_test(late_payload),
+    cmocka_unit_test(bad_destination), cmocka_unit_test(bad_hello), cmocka_unit_test(bad_requests),
     cmocka_unit_test(outside_of_regions), cmocka_unit_test(revoked_while_sent), cmocka_unit_test(silent_crowd),
-    cmocka_unit_test(many_streams_and_ip_version_6), cmocka_unit_test(options), cmocka_unit_test(nobody_listens),
-    cmocka_unit_test(one_reader_is_revoked), cmocka_unit_test(revoked_reader_while_sent), cmocka_unit_test(targets),
-    cmocka_unit_test(a_target_is_refused),
+    cmocka_unit_test(many_streams_and_ip_version_6), cmocka_unit_test(nobody_listens),
+    cmocka_unit_test(one_reader_is_revoked), cmocka_unit_test(revoked_reader_while_sent),
+    cmocka_unit_test(a_target_is_refused), cmocka_unit_test(deaf_reader), cmocka_unit_test(behind_a_good_request),
+    cmocka_unit_test(nobody_accepts),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

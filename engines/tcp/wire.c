@@ -36,6 +36,17 @@ static int malformed(struct rd2h_error *err, const char *what, uint64_t value) {
                    (unsigned long long)value);
 }
 
+/* No host can be reached under it: "any address" would be this one, link-local addresses mean something else here, groups take no
+ * streams. */
+static bool nobodys(const struct rd2h_tcp_conn *c) {
+  static const uint8_t prefix[12] = {[10] = 0xff, [11] = 0xff}, zero[16];
+  bool inside = c->v6 && !memcmp(c->addr, prefix, sizeof prefix); /* IPv4 inside of IPv6 */
+  const uint8_t *a = c->addr + (inside ? 12 : 0);
+  if (!c->v6 || inside)
+    return a[0] == 0 || a[0] >= 224 || (a[0] == 169 && a[1] == 254);
+  return !memcmp(a, zero, sizeof zero) || a[0] == 0xff || (a[0] == 0xfe && (a[1] & 0xc0) == 0x80);
+}
+
 int rd2h_tcp_conn_decode(struct rd2h_blob b, struct rd2h_tcp_conn *out, struct rd2h_error *err) {
   static const uint8_t zero[12];
   if (!b.len)
@@ -56,6 +67,8 @@ int rd2h_tcp_conn_decode(struct rd2h_blob b, struct rd2h_tcp_conn *out, struct r
     return malformed(err, "address of family", 4);
   memcpy(c.addr, b.p + 8, sizeof c.addr);
   memcpy(c.token, b.p + 24, TCP_TOKEN);
+  if (nobodys(&c))
+    return malformed(err, "an address that no host has, of family", b.p[1]);
   *out = c;
   return RD2H_OK;
 }
