@@ -22,7 +22,7 @@ void rd2h_px_get_metrics(const struct px_ctx *x) {
   struct px_app *app = x->app;
   struct px_buf b = {0};
   const struct px_gauges g = {rd2h_px_server_connections(app->server), rd2h_px_client_open(app->client),
-                              rd2h_px_server_buffered(app->server)};
+                              rd2h_px_server_buffered(app->server), rd2h_px_server_turned_away(app->server)};
   rd2h_px_metrics_write(&app->metrics, &app->flow, &g, &b);
   rd2h_px_conn_reply(x->conn, 200, PX_LIT("text/plain; version=0.0.4; charset=utf-8"), PX_LIT(""), px_of(&b));
   rd2h_px_free(&b);

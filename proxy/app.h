@@ -21,8 +21,6 @@ struct px_app {
   struct px_metrics metrics;
   struct px_log log;
   char *metaserver;
-  char **decode_address; /* numeric addresses of the Decode engines given at the start */
-  size_t decode_addresses;
   struct event *tick, *wake, *probe;
   int64_t wake_at;
   bool stopping, late; /* late: drain-timeout has passed, or a second signal has come */

@@ -33,7 +33,10 @@ static int new_socket(const struct px_addresses *a, size_t which) {
   if (fd < 0)
     return -1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
-  setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &(int){1}, sizeof(int));
+  setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &(int){1}, sizeof(int)); /* an engine whose machine is gone is noticed within a minute */
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &(int){30}, sizeof(int));
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &(int){10}, sizeof(int));
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &(int){3}, sizeof(int));
   if (connect(fd, to, a->of[which].length) == 0 || errno == EINPROGRESS)
     return fd;
   int error = errno;

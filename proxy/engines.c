@@ -8,11 +8,16 @@
 const char *const rd2h_px_role_name[PX_ROLES] = {[PX_PREFILL] = "prefill", [PX_DECODE] = "decode"};
 
 /* ---- names ---- */
+static bool is_zone(const char *p) {
+  size_t n = strspn(p, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-");
+  return n > 0 && n < 16 && !p[n];
+}
+
 static bool is_v6(const char *host) {
   unsigned char a[16];
   char bare[256];
-  size_t n = strcspn(host, "%"); /* a zone may follow */
-  if (n >= sizeof bare)
+  size_t n = strcspn(host, "%"); /* a zone may follow: the name of an interface, which goes into headers, logs and metrics */
+  if (n >= sizeof bare || (host[n] && !is_zone(host + n + 1)))
     return false;
   memcpy(bare, host, n);
   bare[n] = 0;
@@ -68,6 +73,9 @@ struct px_engine *rd2h_px_pool_find(const struct px_pool *pool, enum px_role rol
 static void engine_free(struct px_engine *e) {
   if (!e)
     return;
+  for (size_t i = 0; i < e->addresses; i++)
+    free(e->address[i]);
+  free(e->address);
   free(e->name);
   free(e->url);
   free(e);

@@ -12,6 +12,8 @@ struct px_engine {
   enum px_role role;
   char *name; /* host:port, an IPv6 host in brackets */
   char *url;  /* scheme://name */
+  char **address; /* as texts, of Decode's: rendezvous may come from there */
+  size_t addresses;
   uint32_t slot; /* small number, for sets of engines already tried */
   uint32_t requests; /* open ones */
   double active, kv;

@@ -16,6 +16,7 @@ struct exchange {
   char client_id[MAX_CLIENT_ID + 1];
   char peer[64];
   const char *path;
+  int status; /* of an answer that is no stream */
   size_t bytes_in, held;
   struct px_buf headers; /* those for engines: lines with CR LF */
 };
@@ -68,6 +69,7 @@ static void io_reply(void *io, void *client, const struct px_reply *r) {
   struct px_conn *c = e->conn;
   (void)io;
   answer_headers(e, r->retry_after, &headers);
+  e->status = r->status;
   e->conn = NULL;
   struct px_span part[3] = {r->body, r->instead, {NULL, 0}};
   if (r->cut_n) {
@@ -106,13 +108,13 @@ static void io_done(void *io, void *client, const struct px_parent *p) {
   struct px_app *app = io;
   struct exchange *e = client;
   const struct px_access a = {.id = p ? p->uuid : "", .client_id = e->client_id, .peer = e->peer, .path = e->path,
-                              .status = p ? p->status : 400, .bytes_in = e->bytes_in, .parent = p,
+                              .status = p ? p->status : e->status, .bytes_in = e->bytes_in, .parent = p,
                               .error = p && p->status != 200 ? p->error : NULL, .now = app->flow.now};
   rd2h_px_log_access(&app->log, &a);
   if (p)
     rd2h_px_metrics_parent(&app->metrics, p, app->flow.now);
   else
-    rd2h_px_metrics_refused(&app->metrics, 400);
+    rd2h_px_metrics_refused(&app->metrics, e->status);
   rd2h_px_server_account(app->server, -(int64_t)e->held);
   rd2h_px_free(&e->headers);
   free(e);
@@ -148,12 +150,30 @@ static void leg_head(void *user, int status, const char *type, const char *retry
   snprintf(leg->retry_after, sizeof leg->retry_after, "%s", retry_after);
 }
 
+static void leg_done(void *user, const char *error);
+
+/* leg: NULL when none is any more. While one is, it is the client that is slow: send-timeout counts, not the engine's idle-timeout. */
+static void pause_leg(struct exchange *e, struct px_leg *leg) {
+  struct px_parent *p = leg ? leg->parent : e->paused->parent;
+  p->held_back = leg != NULL;
+  e->paused = leg;
+}
+
 static bool leg_data(void *user, struct px_span s) {
   struct px_leg *leg = user;
   struct exchange *e = leg->parent->client;
   if (leg->role == PX_DECODE && e && e->conn && leg->parent->begun && rd2h_px_conn_backlog(e->conn) > HIGH_WATER) {
-    e->paused = leg;
+    pause_leg(e, leg);
     return false;
+  }
+  if (e && !leg->parent->begun && strncasecmp(leg->type, "text/event-stream", 17) != 0) { /* it is kept until it is whole */
+    e->held += s.n;
+    rd2h_px_server_account(e->app->server, (int64_t)s.n);
+    if (rd2h_px_server_buffered(e->app->server) > (uint64_t)e->app->options.max_buffered) {
+      rd2h_px_call_cancel(leg->wire);
+      leg_done(leg, "its answer was given up: bodies and answers in memory have reached max-buffered");
+      return true;
+    }
   }
   rd2h_px_flow_leg_data(leg->parent->flow, leg, s, px_now());
   return true;
@@ -164,7 +184,7 @@ static void leg_done(void *user, const char *error) {
   struct exchange *e = leg->parent->client;
   leg->wire = NULL;
   if (e && e->paused == leg)
-    e->paused = NULL;
+    pause_leg(e, NULL);
   rd2h_px_flow_leg_done(leg->parent->flow, leg, error, px_now());
 }
 
@@ -189,7 +209,7 @@ static void io_cancel(void *io, struct px_leg *leg) {
   struct exchange *e = leg->parent->client;
   (void)io;
   if (e && e->paused == leg)
-    e->paused = NULL;
+    pause_leg(e, NULL);
   if (leg->wire)
     rd2h_px_call_cancel(leg->wire);
 }
@@ -212,7 +232,8 @@ static void on_drained(void *user) {
   if (!e->paused || rd2h_px_conn_backlog(e->conn) > LOW_WATER)
     return;
   struct px_leg *leg = e->paused;
-  e->paused = NULL;
+  pause_leg(e, NULL);
+  e->parent->touched = px_now();
   rd2h_px_call_resume(leg->wire);
 }
 

@@ -177,7 +177,8 @@ static struct px_parent *parent_new(struct px_flow *f, void *client, const struc
 static void refuse(struct px_flow *f, void *client, int status, struct px_span why) {
   struct px_buf body = {0};
   rd2h_px_error_body(&body, status, why);
-  f->io->reply(f->ctx, client, &(struct px_reply){.status = status, .body = px_of(&body)});
+  f->io->reply(f->ctx, client, &(struct px_reply){.status = status, .body = px_of(&body),
+                                                  .retry_after = status == 503 ? PX_LIT("1") : PX_LIT("")});
   rd2h_px_free(&body);
   f->io->done(f->ctx, client, NULL);
 }
@@ -188,6 +189,10 @@ struct px_parent *rd2h_px_flow_request(struct px_flow *f, void *client, enum px_
   struct px_ask ask;
   f->now = now;
   int status = rd2h_px_ask_read(px_of(body), scan, api, f->limits.max_children, &ask, &why);
+  if (!status && f->children + (size_t)ask.prompts * ask.n > f->limits.max_open_children) {
+    rd2h_px_puts(&why, "too many prompts, times n, under way (max-open-children)");
+    status = 503;
+  }
   struct px_parent *p = status ? NULL : parent_new(f, client, &ask, body, scan);
   if (!p) {
     refuse(f, client, status ? status : 503, status ? px_of(&why) : PX_LIT("memory ran out"));
@@ -256,7 +261,7 @@ static int64_t phase_limit(const struct px_parent *p) {
 static bool tick_parent(struct px_parent *p) {
   struct px_flow *f = p->flow;
   bool total = f->now >= p->started + f->limits.total_ms;
-  if (total || f->now >= p->touched + phase_limit(p)) {
+  if (total || (!p->held_back && f->now >= p->touched + phase_limit(p))) {
     rd2h_px_parent_fail(p, 504, "%s for %lld ms: given up", rd2h_px_phase_name[p->phase],
                         (long long)(f->now - (total ? p->started : p->touched)));
     return false;

@@ -66,7 +66,7 @@ struct px_leg {
 /* ---- settings ---- */
 enum px_dispatch_mode { PX_DISPATCH_AUTO, PX_DISPATCH_LIST, PX_DISPATCH_EACH };
 struct px_limits {
-  uint32_t max_children, max_waiters; /* waiters: rendezvous open for one child */
+  uint32_t max_children, max_open_children, max_waiters; /* waiters: rendezvous open for one child */
   uint32_t attempts;                  /* at least 1 */
   uint32_t max_continuations;
   uint64_t max_answer; /* bytes of an answer that is no stream */
@@ -127,6 +127,7 @@ struct px_parent {
   uint64_t tried;
   int64_t retry_at, grace_at, touched;
   bool listed, begun, prefill_failed; /* listed: found by its uuid */
+  bool held_back; /* by its client, who does not take what has come: set from outside */
   bool *gone; /* set when the parent ends */
   struct px_sse sse;
   /* for a continuation: what was generated */

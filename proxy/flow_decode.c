@@ -250,6 +250,10 @@ static void stream_end(struct px_parent *p) {
   struct px_flow *f = p->flow;
   begin(p);
   struct px_span rest = rd2h_px_sse_rest(&p->sse);
+  if (rest.n && (rest.n < 12 || memcmp(rest.p, "data: [DONE]", 12) != 0)) {
+    rd2h_px_parent_fail(p, 502, "Decode engine %s ended its answer in the middle of an event", p->decode_name);
+    return;
+  }
   if (rest.n) {
     p->bytes_out += rest.n;
     f->io->data(f->ctx, p->client, rest);

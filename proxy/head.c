@@ -58,6 +58,14 @@ static int read_request_line(struct px_span line, struct px_head *h, const char 
   return 0;
 }
 
+static struct px_span trim(struct px_span s) {
+  for (; s.n && (*s.p == ' ' || *s.p == '\t'); s.n--)
+    s.p++;
+  while (s.n && (s.p[s.n - 1] == ' ' || s.p[s.n - 1] == '\t'))
+    s.n--;
+  return s;
+}
+
 static int read_header(struct px_span line, struct px_head *h, const char **why) {
   const char *colon = line.n ? memchr(line.p, ':', line.n) : NULL;
   if (!colon || colon == line.p)
@@ -65,12 +73,7 @@ static int read_header(struct px_span line, struct px_head *h, const char **why)
   struct px_span name = {line.p, (size_t)(colon - line.p)}, value = {colon + 1, (size_t)(line.p + line.n - colon - 1)};
   if (!all(name, token_char)) /* a folded line and a blank before the colon, too */
     return bad(400, "a header's name is not a token", why);
-  while (value.n && (*value.p == ' ' || *value.p == '\t')) {
-    value.p++;
-    value.n--;
-  }
-  while (value.n && (value.p[value.n - 1] == ' ' || value.p[value.n - 1] == '\t'))
-    value.n--;
+  value = trim(value);
   if (!all(value, value_char))
     return bad(400, "a header's value has a control character", why);
   if (h->n == PX_MAX_HEADERS)
@@ -85,11 +88,7 @@ bool rd2h_px_lists(struct px_span v, struct px_span word) {
     struct px_span one = {v.p, comma ? (size_t)(comma - v.p) : v.n};
     v.p += one.n + (comma != NULL);
     v.n -= one.n + (comma != NULL);
-    for (; one.n && *one.p == ' '; one.n--)
-      one.p++;
-    while (one.n && one.p[one.n - 1] == ' ')
-      one.n--;
-    if (rd2h_px_equal_nocase(one, word))
+    if (rd2h_px_equal_nocase(trim(one), word))
       return true;
   }
   return false;

@@ -146,6 +146,10 @@ size_t rd2h_px_link_room(const struct px_link *l) {
   return l->out.room + (l->given ? l->given->from.room + l->given->copies.room : 0);
 }
 
+evutil_socket_t rd2h_px_link_fd(const struct px_link *l) {
+  return event_get_fd(&l->reads);
+}
+
 static void failed(struct px_link *l, int error) {
   l->failed = error;
   l->out.n = l->out_at = l->lent_n = l->lent_parts = 0;

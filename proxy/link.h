@@ -40,6 +40,7 @@ size_t rd2h_px_link_backlog(const struct px_link *l);
 bool rd2h_px_link_failed(const struct px_link *l);
 /* Memory that waits with it. */
 size_t rd2h_px_link_room(const struct px_link *l);
+evutil_socket_t rd2h_px_link_fd(const struct px_link *l);
 /* Whether data is read; nothing is lost meanwhile. */
 void rd2h_px_link_read(struct px_link *l, bool on);
 /* Nothing is sent any more, once all has been. */

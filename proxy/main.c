@@ -50,6 +50,7 @@ static void on_stop(evutil_socket_t fd, short what, void *arg) {
     return;
   }
   app->stopping = true;
+  rd2h_px_server_wind_down(app->server);
   rd2h_px_log(&app->log, PX_INFO, NULL, "signal %d: %zu requests under way may end within %lld ms", (int)fd, app->flow.parents,
               (long long)ms);
   /* Rendezvous of requests under way still come in: the listeners stay until the end, requests are refused. */
@@ -63,20 +64,20 @@ static void on_hangup(evutil_socket_t fd, short what, void *arg) {
 }
 
 /* ---- engines ---- */
-static void know_address(struct px_app *app, const char *host) {
+static void know_address(struct px_engine *e, const char *host) {
   struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *list = NULL;
   if (getaddrinfo(host, NULL, &hints, &list))
     return;
   for (struct addrinfo *a = list; a; a = a->ai_next) {
     char text[NI_MAXHOST];
-    char **all = realloc(app->decode_address, (app->decode_addresses + 1) * sizeof *all);
+    char **all = realloc(e->address, (e->addresses + 1) * sizeof *all);
     if (all)
-      app->decode_address = all;
+      e->address = all;
     if (!all || getnameinfo(a->ai_addr, a->ai_addrlen, text, sizeof text, NULL, 0, NI_NUMERICHOST))
       continue;
     text[strcspn(text, "%")] = 0;
-    if ((all[app->decode_addresses] = strdup(text)) != NULL)
-      app->decode_addresses++;
+    if ((all[e->addresses] = strdup(text)) != NULL)
+      e->addresses++;
   }
   freeaddrinfo(list);
 }
@@ -93,7 +94,7 @@ struct px_engine *rd2h_px_app_add(struct px_app *app, enum px_role role, const c
                                   const char **why) {
   struct px_engine *e = rd2h_px_pool_add(&app->pool, role, app->options.engine_tls ? "https" : "http", host, port, why);
   if (e && role == PX_DECODE && (resolve || is_address(host)))
-    know_address(app, host);
+    know_address(e, host);
   return e;
 }
 
@@ -210,7 +211,9 @@ static void set_limits(struct px_app *app) {
   app->flow.ctx = app;
   app->flow.pool = &app->pool;
   app->flow.limits = (struct px_limits){
-    .max_children = (uint32_t)o->max_children, .max_waiters = 4, .attempts = o->max_retries < 1 ? 1 : (uint32_t)o->max_retries,
+    .max_children = (uint32_t)o->max_children, .max_waiters = 4,
+    .max_open_children = (uint32_t)(o->max_open_children > o->max_children ? o->max_open_children : o->max_children),
+    .attempts = o->max_retries < 1 ? 1 : (uint32_t)o->max_retries,
     .max_continuations = (uint32_t)o->max_continuations, .max_answer = (uint64_t)o->max_answer, .retry_ms = o->retry_delay,
     .grace_ms = o->prefill_grace, .rendezvous_ms = o->rendezvous_timeout, .prefill_ms = o->prefill_timeout,
     .first_ms = o->first_byte_timeout, .idle_ms = o->idle_timeout, .total_ms = o->request_timeout, .tokens = o->rendezvous_token};
@@ -293,9 +296,6 @@ static void app_free(struct px_app *app) {
       event_free(timer[i]);
   if (app->base)
     event_base_free(app->base);
-  for (size_t i = 0; i < app->decode_addresses; i++)
-    free(app->decode_address[i]);
-  free(app->decode_address);
   free(app->metaserver);
   rd2h_px_log_close(&app->log);
   rd2h_px_options_free(&app->options);

@@ -41,9 +41,10 @@ static struct px_span token_of(struct px_span query) {
 }
 
 static bool known_sender(const struct px_app *app, const char *peer) {
-  for (size_t i = 0; i < app->decode_addresses; i++)
-    if (strcmp(app->decode_address[i], peer) == 0)
-      return true;
+  for (const struct px_engine *e = app->pool.first; e; e = e->next)
+    for (size_t i = 0; i < e->addresses; i++)
+      if (strcmp(e->address[i], peer) == 0)
+        return true;
   return false;
 }
 

@@ -10,7 +10,7 @@ static const char *const PHASE[PX_PHASES] = {
   [PX_WAIT_RENDEZVOUS] = "rendezvous", [PX_IN_PREFILL] = "prefill", [PX_WAIT_FIRST] = "first_byte", [PX_STREAMING] = "streaming",
   [PX_WAIT_RETRY] = "retry",
 };
-static const int REFUSED[6] = {400, 408, 413, 431, 503, 0}; /* 0: others */
+static const int REFUSED[7] = {400, 401, 408, 413, 431, 503, 0}; /* 0: others */
 static const int RENDEZVOUS[8] = {200, 400, 403, 404, 429, 502, 503, 0};
 static const struct {
   const char *name, *help;
@@ -134,6 +134,7 @@ static void write_engines(const struct px_pool *pool, struct px_buf *out) {
 void rd2h_px_metrics_write(const struct px_metrics *m, const struct px_flow *f, const struct px_gauges *g, struct px_buf *out) {
   write_requests(m, out);
   by_status(out, "refused_total", "Requests refused before they were read whole.", m->refused, REFUSED);
+  one(out, "connections_refused_total", "counter", "Connections refused for max-connections.", g->turned_away);
   by_status(out, "rendezvous_total", "Rendezvous by answer.", m->rendezvous, RENDEZVOUS);
   one(out, "decode_attempts_total", "counter", "Requests made to Decode.", m->decode_attempts);
   one(out, "continuations_total", "counter", "Requests that Decode gave up and that were continued.", m->continuations);

@@ -15,7 +15,7 @@ struct px_histogram {
 
 struct px_metrics {
   uint64_t requests[2][PX_OUTCOMES][PX_PHASES];
-  uint64_t refused[6];     /* by px_refused_status */
+  uint64_t refused[7];     /* by px_refused_status */
   uint64_t rendezvous[8];  /* by px_rendezvous_status */
   uint64_t decode_attempts, continuations, bytes_in, bytes_out;
   struct px_histogram time[PX_TIMES];
@@ -27,7 +27,7 @@ void rd2h_px_metrics_refused(struct px_metrics *m, int status);
 void rd2h_px_metrics_rendezvous(struct px_metrics *m, int status);
 struct px_gauges {
   size_t connections, engine_requests;
-  uint64_t buffered;
+  uint64_t buffered, turned_away;
 };
 void rd2h_px_metrics_write(const struct px_metrics *m, const struct px_flow *f, const struct px_gauges *g, struct px_buf *out);
 #endif

@@ -10,9 +10,10 @@ struct px_list {
 };
 
 struct px_options {
-  char *host, *advertise, *config, *dispatch, *api_key, *engine_ca, *tls_cert, *tls_key, *access_log, *log_level;
+  char *host, *advertise, *config, *dispatch, *api_key, *admin_key, *engine_ca, *tls_cert, *tls_key, *access_log, *log_level;
   struct px_list prefiller_hosts, prefiller_ports, decoder_hosts, decoder_ports;
-  int64_t port, max_retries, max_connections, max_requests, max_children, max_continuations, eject_after, engine_connections;
+  int64_t port, max_retries, max_connections, max_requests, max_children, max_open_children, max_continuations;
+  int64_t eject_after, engine_connections;
   int64_t max_header, max_body, max_buffered, max_answer;
   /* milliseconds */
   int64_t retry_delay, connect_timeout, engine_keepalive, rendezvous_timeout, prefill_timeout, first_byte_timeout, idle_timeout;

@@ -72,6 +72,7 @@ void rd2h_px_conn_reply_parts(struct px_conn *c, int status, struct px_span type
   size_t n = 0;
   for (size_t i = 0; i < parts; i++)
     n += part[i].n;
+  c->keep = c->keep && !c->server->winding_down;
   write_head(c, &head, status, type, headers, (int64_t)n);
   if (head.failed)
     c->keep = false; /* the connection ends without an answer */
@@ -88,7 +89,7 @@ void rd2h_px_conn_reply(struct px_conn *c, int status, struct px_span type, stru
 void rd2h_px_conn_begin(struct px_conn *c, int status, struct px_span type, struct px_span headers) {
   struct px_buf head = {0};
   c->chunked_answer = !c->http10;
-  c->keep = c->keep && c->chunked_answer;
+  c->keep = c->keep && c->chunked_answer && !c->server->winding_down;
   write_head(c, &head, status, type, headers, -1);
   rd2h_px_link_add(c->link, px_of(&head));
   rd2h_px_free(&head);

@@ -6,19 +6,19 @@
 static const struct route {
   const char *method, *path;
   px_route_fn *handle;
-  bool open; /* without the API key */
+  enum { ALL, CLIENTS, OPERATORS } who; /* clients: with the API key */
 } ROUTE[] = {
-  {"POST", "/v1/completions", rd2h_px_post_completions, false},
-  {"POST", "/v1/chat/completions", rd2h_px_post_chat, false},
-  {"POST", "/v1/metaserver", rd2h_px_post_metaserver, true},
-  {"GET", "/v1/models", rd2h_px_get_models, false},
-  {"GET", "/health", rd2h_px_get_health, true},
-  {"GET", "/healthcheck", rd2h_px_get_healthcheck, true},
-  {"GET", "/metrics", rd2h_px_get_metrics, true},
-  {"GET", "/instances", rd2h_px_get_instances, false},
-  {"POST", "/instances/add", rd2h_px_post_instances_add, false},
-  {"POST", "/instances/remove", rd2h_px_post_instances_remove, false},
-  {"POST", "/reset_prefix_cache", rd2h_px_post_reset, false},
+  {"POST", "/v1/completions", rd2h_px_post_completions, CLIENTS},
+  {"POST", "/v1/chat/completions", rd2h_px_post_chat, CLIENTS},
+  {"POST", "/v1/metaserver", rd2h_px_post_metaserver, ALL},
+  {"GET", "/v1/models", rd2h_px_get_models, CLIENTS},
+  {"GET", "/health", rd2h_px_get_health, ALL},
+  {"GET", "/healthcheck", rd2h_px_get_healthcheck, ALL},
+  {"GET", "/metrics", rd2h_px_get_metrics, ALL},
+  {"GET", "/instances", rd2h_px_get_instances, CLIENTS},
+  {"POST", "/instances/add", rd2h_px_post_instances_add, OPERATORS},
+  {"POST", "/instances/remove", rd2h_px_post_instances_remove, OPERATORS},
+  {"POST", "/reset_prefix_cache", rd2h_px_post_reset, CLIENTS},
 };
 
 void rd2h_px_answer(struct px_conn *c, int status, struct px_span json) {
@@ -32,13 +32,41 @@ void rd2h_px_answer_error(struct px_conn *c, int status, const char *message) {
   rd2h_px_free(&body);
 }
 
-static bool has_key(const struct px_app *app, const struct px_head *head) {
+static bool has_key(const struct px_head *head, const char *key) {
   struct px_span auth = rd2h_px_head_get(head, "authorization");
-  if (!*app->options.api_key)
-    return true;
   if (auth.n < 7 || !rd2h_px_equal_nocase((struct px_span){auth.p, 7}, PX_LIT("bearer ")))
     return false;
-  return rd2h_px_same_secret((struct px_span){auth.p + 7, auth.n - 7}, px_str(app->options.api_key));
+  return rd2h_px_same_secret((struct px_span){auth.p + 7, auth.n - 7}, px_str(key));
+}
+
+/* Who may add an engine gets the prompts of all clients: clients may not. */
+static bool may(const struct px_ctx *x, const struct route *r) {
+  const struct px_options *o = &x->app->options;
+  if (r->who == OPERATORS && *o->admin_key)
+    return has_key(x->head, o->admin_key);
+  if (r->who == OPERATORS && !rd2h_px_conn_is_local(x->conn))
+    return false;
+  return r->who == ALL || !*o->api_key || has_key(x->head, o->api_key);
+}
+
+static void on_refused(void *arg, struct px_conn *c, int status, const char *why) {
+  struct px_app *app = arg;
+  const struct px_access a = {.id = "", .peer = rd2h_px_conn_peer(c), .status = status, .error = why};
+  rd2h_px_metrics_refused(&app->metrics, status);
+  rd2h_px_log_access(&app->log, &a);
+}
+
+static void no_key(const struct px_ctx *x, const struct route *r) {
+  const struct px_options *o = &x->app->options;
+  bool far = r->who == OPERATORS && !*o->admin_key && !rd2h_px_conn_is_local(x->conn);
+  const char *why = far ? "without --admin-key only the proxy's own machine may change its engines"
+                        : "a valid API key is needed: Authorization: Bearer KEY";
+  struct px_buf body = {0};
+  on_refused(x->app, x->conn, far ? 403 : 401, why);
+  rd2h_px_error_body(&body, far ? 403 : 401, px_str(why));
+  rd2h_px_conn_reply(x->conn, far ? 403 : 401, PX_LIT("application/json"), far ? PX_LIT("") : PX_LIT("WWW-Authenticate: Bearer\r\n"),
+                     px_of(&body));
+  rd2h_px_free(&body);
 }
 
 static const struct route *find(const struct px_ctx *x, const char **other_method) {
@@ -76,19 +104,10 @@ static void on_request(void *arg, struct px_conn *c, const struct px_head *head,
   const struct route *r = find(&x, &other);
   if (!r)
     no_route(&x, other);
-  else if (!r->open && !has_key(x.app, head))
-    rd2h_px_conn_reply(c, 401, PX_LIT("application/json"), PX_LIT("WWW-Authenticate: Bearer\r\n"),
-                       PX_LIT("{\"error\":{\"message\":\"a valid API key is needed: Authorization: Bearer KEY\","
-                              "\"type\":\"authentication_error\",\"param\":null,\"code\":401}}"));
+  else if (!may(&x, r))
+    no_key(&x, r);
   else
     r->handle(&x);
-}
-
-static void on_refused(void *arg, struct px_conn *c, int status, const char *why) {
-  struct px_app *app = arg;
-  const struct px_access a = {.id = "", .peer = rd2h_px_conn_peer(c), .status = status, .error = why};
-  rd2h_px_metrics_refused(&app->metrics, status);
-  rd2h_px_log_access(&app->log, &a);
 }
 
 const struct px_handler rd2h_px_routes = {.request = on_request, .refused = on_refused};

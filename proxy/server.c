@@ -10,6 +10,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+enum { PAUSE_MS = 100 };
+
 /* ---- books ---- */
 void rd2h_px_conn_count(struct px_conn *c) {
   uint64_t scanned = c->scan.members.room + c->scan.elements.room;
@@ -77,6 +79,18 @@ static void name_peer(const struct sockaddr *a, char *out, size_t n) {
   snprintf(out, n, "%s", strncmp(text, "::ffff:", 7) == 0 ? text + 7 : text);
 }
 
+bool rd2h_px_conn_is_local(const struct px_conn *c) {
+  struct sockaddr_storage own = {0};
+  socklen_t n = sizeof own;
+  char text[sizeof c->peer];
+  if (strncmp(c->peer, "127.", 4) == 0 || strcmp(c->peer, "::1") == 0)
+    return true;
+  if (getsockname(rd2h_px_link_fd(c->link), (struct sockaddr *)&own, &n))
+    return false;
+  name_peer((struct sockaddr *)&own, text, sizeof text);
+  return strcmp(text, c->peer) == 0;
+}
+
 static void too_many(evutil_socket_t fd) {
   static const char body[] = "{\"error\":{\"message\":\"too many connections (max-connections)\",\"type\":\"server_error\","
                              "\"param\":null,\"code\":503}}";
@@ -87,6 +101,22 @@ static void too_many(evutil_socket_t fd) {
   evutil_closesocket(fd);
 }
 
+/* Descriptors ran out: what waits to be accepted would wake the loop again and again. */
+static void on_accept_error(struct evconnlistener *l, void *arg) {
+  struct px_server *s = arg;
+  (void)l;
+  for (size_t i = 0; i < s->listeners; i++)
+    evconnlistener_disable(s->listener[i]);
+  event_add(s->pause, &(struct timeval){0, PAUSE_MS * 1000});
+}
+
+static void on_pause_end(evutil_socket_t fd, short what, void *arg) {
+  struct px_server *s = arg;
+  (void)fd, (void)what;
+  for (size_t i = 0; i < s->listeners; i++)
+    evconnlistener_enable(s->listener[i]);
+}
+
 static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct sockaddr *a, int length, void *arg) {
   struct px_server *s = arg;
   void *tls = NULL;
@@ -95,6 +125,7 @@ static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct socka
     if (s->listener[i] == l)
       tls = s->tls[i];
   if (s->connections >= s->limits.max_connections) {
+    s->turned_away++;
     too_many(fd);
     return;
   }
@@ -129,7 +160,19 @@ struct px_server *rd2h_px_server_new(struct event_base *base, const struct px_se
   s->base = base;
   s->limits = *limits;
   s->handler = *handler;
-  return s;
+  s->pause = evtimer_new(base, on_pause_end, s);
+  if (s->pause)
+    return s;
+  free(s);
+  return NULL;
+}
+
+/* A client whose machine is gone without a word is noticed within a minute, not after two hours. */
+static void stay_in_touch(evutil_socket_t fd) {
+  setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &(int){1}, sizeof(int));
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &(int){30}, sizeof(int));
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &(int){10}, sizeof(int));
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &(int){3}, sizeof(int));
 }
 
 uint16_t rd2h_px_server_listen(struct px_server *s, const struct sockaddr *address, socklen_t length, void *tls) {
@@ -144,10 +187,16 @@ uint16_t rd2h_px_server_listen(struct px_server *s, const struct sockaddr *addre
                                                      4096, address, (int)length);
   if (!l)
     return 0;
+  evconnlistener_set_error_cb(l, on_accept_error);
+  stay_in_touch(evconnlistener_get_fd(l)); /* accepted ones inherit it */
   s->tls[s->listeners] = tls;
   s->listener[s->listeners++] = l;
   getsockname(evconnlistener_get_fd(l), (struct sockaddr *)&bound, &n);
   return ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port : ((struct sockaddr_in *)&bound)->sin_port);
+}
+
+void rd2h_px_server_wind_down(struct px_server *s) {
+  s->winding_down = true;
 }
 
 void rd2h_px_server_drain(struct px_server *s) {
@@ -174,7 +223,12 @@ void rd2h_px_server_free(struct px_server *s) {
   rd2h_px_server_drain(s);
   while (s->first)
     rd2h_px_conn_free(s->first);
+  event_free(s->pause);
   free(s);
+}
+
+uint64_t rd2h_px_server_turned_away(const struct px_server *s) {
+  return s->turned_away;
 }
 
 size_t rd2h_px_server_connections(const struct px_server *s) {

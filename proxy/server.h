@@ -37,10 +37,14 @@ struct px_handler {
 struct px_server *rd2h_px_server_new(struct event_base *base, const struct px_server_limits *limits, const struct px_handler *handler);
 /* tls: an SSL_CTX, or NULL. Returns the port, 0 when it could not (errno). */
 uint16_t rd2h_px_server_listen(struct px_server *s, const struct sockaddr *address, socklen_t length, void *tls);
+/* Connections end with the answer that they get next. */
+void rd2h_px_server_wind_down(struct px_server *s);
 /* No further connections; those that wait for a request are closed. */
 void rd2h_px_server_drain(struct px_server *s);
 void rd2h_px_server_free(struct px_server *s);
 size_t rd2h_px_server_connections(const struct px_server *s);
+/* Connections refused since the start, for max_connections. */
+uint64_t rd2h_px_server_turned_away(const struct px_server *s);
 /* Whether an answer, or a part of one, has not gone out. */
 bool rd2h_px_server_sends(const struct px_server *s);
 /* Memory of requests that is held elsewhere counts, too. */
@@ -50,6 +54,7 @@ uint64_t rd2h_px_server_buffered(const struct px_server *s);
 /* ---- of a connection ---- */
 void rd2h_px_conn_watch(struct px_conn *c, const struct px_watch *watch, void *user);
 const char *rd2h_px_conn_peer(const struct px_conn *c); /* its address without a port */
+bool rd2h_px_conn_is_local(const struct px_conn *c);    /* it comes from this machine */
 /* headers: lines with CRLF, may be empty. */
 void rd2h_px_conn_reply(struct px_conn *c, int status, struct px_span type, struct px_span headers, struct px_span body);
 /* The body as parts that lie in *from or elsewhere; what waits in *from is taken over with it. */

@@ -28,7 +28,9 @@ struct px_server {
   size_t listeners, connections;
   uint64_t buffered;
   struct px_conn *first;
-  bool draining;
+  bool draining, winding_down;
+  uint64_t turned_away;
+  struct event *pause; /* of listening */
 };
 
 struct px_conn {

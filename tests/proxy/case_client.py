@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import struct
 import threading
@@ -160,18 +161,37 @@ def large_is_cheap() -> None:
 
 @case("a client that does not read: the engine is held back, memory stays bounded")
 def slow_reader() -> None:
-    with Bench(max_answer="1G") as b:
+    with Bench(max_answer="1G", idle_timeout=0.4) as b: # that is not the engine's idling
         c = b.connect()
         c.s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         c.send(b.request("POST", "/v1/completions", {"model": "silent,events=200000", "prompt": "x", "stream": True}))
         time.sleep(1.5)
         held = b.gauges()["rd2h_proxy_buffered_bytes"]
         true(held < 4 << 20, f"{held:.0f} bytes are buffered")
+        wait_for(lambda: b.gauges()["rd2h_proxy_buffered_bytes"] > 200000, 10, "bytes that wait")
+        time.sleep(0.8)
         true(b.d[0].open == 1, "Decode is not held back")
         c.head()
-        for _ in range(20000):
+        for _ in range(4000):
             c.f.readline()
         c.close()
+
+
+@case("connections are probed by the system: a machine that is gone without a word is noticed within a minute")
+def keepalive() -> None:
+    with Bench() as b:
+        got = []
+        t = threading.Thread(target=lambda: got.append(b.complete("pslow=0.5", True)))
+        t.start()
+        wait_for(lambda: b.p[0].seen, what="a request to Prefill")
+        due = {}
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+            _, local, remote, state, _, timer, *_ = line.split()
+            if state == "01":
+                due[int(local[9:], 16), int(remote[9:], 16)] = (timer[:2], int(timer[3:], 16) / os.sysconf("SC_CLK_TCK"))
+        of_proxy = [v for (local, remote), v in due.items() if local == b.port or remote in (b.d[0].port, b.p[0].port)]
+        true(len(of_proxy) >= 3 and all(kind == "02" and seconds <= 30 for kind, seconds in of_proxy), str(of_proxy))
+        t.join()
 
 
 @case("500 streams at once, each whole (X24)")

@@ -14,6 +14,7 @@ from pathlib import Path
 from bench import Bench, Connection, wait_for
 from cases import case, equal, true
 from certificates import Certificate
+from engines import post
 
 
 def start(*argv: str, env: dict[str, str] | None = None) -> tuple[int, str]:
@@ -110,6 +111,33 @@ def api_key() -> None:
         equal([b.get(p).status for p in ("/health", "/healthcheck", "/metrics", "/v1/models", "/instances")], [200, 200, 200, 401, 401])
 
 
+def own_address() -> str | None:
+    """One of this machine's that is not the loopback's."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        try:
+            s.connect(("192.0.2.1", 9))
+        except OSError:
+            return None
+        return s.getsockname()[0]
+
+
+@case("who may change the engines: the proxy's own machine, or who has the admin key")
+def operators() -> None:
+    change = {"type": "decode", "instances": "127.0.0.1:9"}
+    with Bench() as b:
+        equal([b.send("POST", f"/instances/{what}", change).status for what in ("add", "remove")], [200, 200])
+        if far := own_address():
+            url = f"http://127.0.0.1:{b.port}/instances/"
+            equal([b.loop.run(post(url + what, change, 5, far))[0] for what in ("add", "remove")], [403, 403])
+            equal(b.gauges()['rd2h_proxy_refused_total{status="other"}'], 2)
+    with Bench(env={"RD2H_PROXY_ADMIN_KEY": "mine", "RD2H_PROXY_API_KEY": "theirs"}) as b:
+        send = lambda what, key: b.send("POST", f"/instances/{what}", change, {"Authorization": f"Bearer {key}"}).status  # noqa: E731
+        equal([send("add", "theirs"), send("add", "mine"), send("remove", ""), send("remove", "mine")], [401, 200, 401, 200])
+        equal(b.complete(headers={"Authorization": "Bearer mine"}).status, 401, "the admin key is no client's")
+        equal(b.gauges()['rd2h_proxy_refused_total{status="401"}'], 3)
+        equal([x["status"] for x in b.access_lines(3)], [401] * 3)
+
+
 @case("TLS to clients, and https rendezvous")
 def tls() -> None:
     with Certificate() as cert, Bench(cert=cert) as b:
@@ -175,7 +203,8 @@ def termination() -> None:
         wait_for(lambda: b.p[0].seen, what="a request to Prefill")
         b.process.terminate()
         time.sleep(0.1)
-        equal((b.complete().status, b.get("/health").status), (503, 503))
+        a = b.complete()
+        equal((a.status, a.headers["connection"], b.get("/health").status), (503, "close", 503))
         t.join(10)
         equal((got[0].status, got[0].text), (200, "t0 t1 t2 "))
         equal(b.process.wait(5), 0)

@@ -138,7 +138,8 @@ def instances() -> None:
         equal([b.complete().status for _ in range(6)], [200] * 6, "with an engine that does not listen")
         b.d[0].start()
         for bad in ({}, {"type": "x", "instances": d0}, {"type": "decode"}, {"type": "decode", "instances": "x"},
-                    {"type": "decode", "instances": ["1.2.3.4.5:1"]}, {"type": "decode", "instances": [3]}):
+                    {"type": "decode", "instances": ["1.2.3.4.5:1"]}, {"type": "decode", "instances": [3]},
+                    *({"type": "decode", "instances": f"[fe80::1%{zone}]:80"} for zone in ("", "a b", 'x"', "x\r\nX-Y: z", "e" * 16))):
             equal(b.send("POST", "/instances/add", bad).status, 400, str(bad))
         equal(b.send("POST", "/instances/add", b"{").status, 400)
         equal(change("remove", type="decode", instances=[d0, d1]).status, 200)

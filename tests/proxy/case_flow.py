@@ -42,6 +42,14 @@ def drop() -> None:
         equal(len(b.d[0].seen), 1, "requests to Decode")
 
 
+@case("an answer that ends in the middle of an event: the whole events, then an error")
+def cut_event() -> None:
+    with Bench() as b:
+        a = b.complete("cut", True)
+        equal((a.status, a.text, '"code":502' in a.events[-1], len(a.events)), (200, "t0 t1 t2 ", True, 4))
+        equal(b.access_lines(1)[0]["status"], 502)
+
+
 @case("table: 33 prompts in one list, Decode with 32 threads (X07)")
 def many_prompts() -> None:
     with Bench() as b:
@@ -100,7 +108,8 @@ def bad_rendezvous() -> None:
         good = b.d[0].message(child, {})
         bad = [[], [good], 1, None, b"", b"{", b"\xff", {**good, "remote_host": "no host"}, {**good, "remote_port": 0},
                {**good, "remote_port": 70000}, {**good, "remote_port": "1"}, {**good, "remote_host": "192.0.0.3192.0.0.3"},
-               {**good, "do_remote_decode": False}, {k: v for k, v in good.items() if k != "remote_host"}]
+               {**good, "remote_host": "fe80::1%\n"}, {**good, "do_remote_decode": False},
+               {k: v for k, v in good.items() if k != "remote_host"}]
         for message in bad:
             equal(metaserver(b, message)[0], 400, f"{message!r}")
         for other in ("", "cmpl-x-0", child[:-1], child[:-1] + "1", child + "0", "0_" + child, "chat" + child, child.replace("-", "_"), 7):
@@ -136,6 +145,15 @@ def senders() -> None:
             equal(b.loop.run(post(bare + query, message, 5, "127.0.0.2"))[0], 403, query)
         equal(b.loop.run(post(url, message, 5, "127.0.0.2"))[0], 200)
         equal(b.loop.run(post(bare, message, 5))[0] in (200, 404), True)
+        t.join(10)
+    with Bench() as b: # an address counts as long as the engine is there, and no name stands for it
+        engine = {"type": "decode", "instances": f"localhost:{b.d[0].port}"}
+        equal(b.send("POST", "/instances/add", engine).status, 200)
+        equal(b.send("POST", "/instances/remove", {**engine, "instances": f"127.0.0.1:{b.d[0].port}"}).status, 200)
+        t = in_background(lambda: b.complete("pslow=1"))
+        wait_for(lambda: b.p[0].seen, what="a request to Prefill")
+        message = b.d[0].message(b.d[0].children(b.d[0].seen[0])[0], {})
+        equal(b.loop.run(post(f"http://127.0.0.1:{b.port}/v1/metaserver", message, 5))[0], 403, "from a removed engine's address")
         t.join(10)
     with Bench(rendezvous_token="false") as b:
         equal(b.complete().status, 200)

@@ -151,6 +151,17 @@ def limits() -> None:
         for c in idle:
             c.close()
         equal([c.answer().status for c in held], [200, 200])
+        true(b.gauges()["rd2h_proxy_connections_refused_total"] >= 1, "refused connections are not counted")
+    with Bench(max_children=4, max_open_children=6) as b:
+        held = b.connect().send(b.request("POST", "/v1/completions", {"model": "pslow=1", "prompt": ["a"] * 4}))
+        wait_for(lambda: b.gauges()["rd2h_proxy_open_children"] == 4, what="the first request")
+        a = b.complete(n=3)
+        equal((a.status, a.headers["retry-after"]), (503, "1"), "max-open-children")
+        equal((b.complete(n=2).status, held.answer().status), (200, 200))
+        equal(b.access_lines(1)[0]["status"], 503)
+    with Bench(max_buffered="3M") as b:
+        a = b.complete("silent,big=6000000")
+        equal((a.status, "max-buffered" in a.json["error"]["message"]), (502, True), "answers count, too")
 
 
 @case("an answer that the client takes slowly is whole: on a connection that ends, on one that is kept, and after SIGTERM")

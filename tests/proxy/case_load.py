@@ -8,7 +8,7 @@ from pathlib import Path
 from bench import Bench, wait_for
 from cases import case, equal, true
 from certificates import Certificate
-from load import Load, rss_kib
+from load import Load, cpu_ms, rss_kib
 
 STREAMS, TLS_STREAMS = 4000, 150
 PLAIN_KIB, TLS_KIB = 40, 100
@@ -82,6 +82,9 @@ def descriptors() -> None:
         true("ulimit -n" in b.log.read_text(), "no warning")
         held = [b.connect() for _ in range(few + 40)]
         time.sleep(0.3)
+        before = cpu_ms(b.process.pid)
+        time.sleep(0.5)
+        true(cpu_ms(b.process.pid) - before < 100, "it is busy with what it cannot accept")
         for c in held:
             c.close()
         wait_for(lambda: b.complete().status == 200, 5, "an answer when descriptors are free again")

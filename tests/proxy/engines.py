@@ -213,7 +213,7 @@ class Decode(Engine):
     retry: posts again after 502.
     details: usage with the count of cached tokens as Decode sees it, details=null: without. odd: answers of unusual form.
     close: the answer has neither length nor chunks and ends with the connection. early: 100 Continue and 103 before it.
-    trailer: after it."""
+    trailer: after it. cut: in the middle of an event it ends as if whole."""
 
     extra: dict[str, Any] = {}
 
@@ -331,6 +331,9 @@ class Decode(Engine):
             await self.event(writer, {"choices": [], "usage": {"prompt_tokens": 5, **self.details(words)}}, False)
         for value in ODD if "odd" in words else []:
             await self.event(writer, value, False)
+        if "cut" in words:
+            writer.write(b'9\r\ndata: {"c\r\n0\r\n\r\n')
+            return await writer.drain()
         writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n" + (b"X-Sum: 1\r\n" if "trailer" in words else b"") + b"\r\n")
         await writer.drain()
 
