@@ -393,6 +393,47 @@ static void test_prefix_hit_is_not_overwritten(void **state) {
   t_stop(&t);
 }
 
+/* ---- whom requests wait for ---- */
+static void see_wait(void *arg, uint32_t peer, uint32_t waiting, uint64_t since) {
+  char *text = arg;
+  size_t n = strlen(text);
+  snprintf(text + n, 200 - n, "%s%d:%u since %u", n ? " " : "", (int)peer, waiting, (unsigned)(since / SEC));
+}
+
+static void waits_are(struct t_dm *t, const char *want) {
+  char text[200] = "";
+  rd2h_dm_waits(t->dm, see_wait, text);
+  assert_string_equal(text, want);
+}
+
+/* Two stages: a request waits for those that have begun it and not said done; for nobody in particular while none of them is known. */
+static void test_whom_requests_wait_for(void **state) {
+  (void)state;
+  struct t_dm t = t_start(&t_cfg);
+  uint32_t p = t_peer(&t, &(struct t_meta){.ours = true, .inc = 'p', .pp_size = 2, .only = {"model.layers.0.attn"}});
+  uint32_t q = t_peer(&t, &(struct t_meta){.ours = true, .inc = 'q', .pp_rank = 1, .pp_size = 2, .only = {"model.layers.1.attn"}});
+  waits_are(&t, "");
+  install(&t, "id1", "x", 'a'); /* in second 1 */
+  pass(&t, SEC);
+  install(&t, "id2", "y", 'b');
+  waits_are(&t, "-1:2 since 1");
+  ready(&t, q, .layer = 1, .seq = 1, .req = {R("y", 'b', 0, 4)});
+  waits_are(&t, "-1:1 since 1 1:1 since 2");
+  pass(&t, SEC);
+  ready(&t, p, .layer = 0, .seq = 1, .req = {R("x", 'a', 0, 4), R("y", 'b', 0, 4)});
+  waits_are(&t, "0:2 since 1 1:1 since 2"); /* x at one stage, y at both */
+  read_over(&t, 0, RD2H_OK);
+  ready(&t, q, .layer = 1, .seq = 2, .done = "y", .done_attempt = 'b');
+  waits_are(&t, "0:2 since 1");
+  read_over(&t, 1, RD2H_OK);
+  ready(&t, p, .layer = 0, .seq = 2, .done = "x", .done_attempt = 'a');
+  waits_are(&t, "-1:1 since 1 0:1 since 2"); /* x's other stage has not begun it */
+  end(&t, "id1", RD2H_ABORTED);
+  end(&t, "id2", RD2H_ABORTED);
+  waits_are(&t, "");
+  t_stop(&t);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_handshake),
@@ -415,6 +456,7 @@ int main(void) {
     cmocka_unit_test(test_done_does_not_heal),
     cmocka_unit_test(test_gap),
     cmocka_unit_test(test_prefix_hit_is_not_overwritten),
+    cmocka_unit_test(test_whom_requests_wait_for),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -260,6 +260,41 @@ static void test_hold(void **state) {
   p_stop(&t);
 }
 
+/* ---- who has not answered ---- */
+static void see_wait(void *arg, uint32_t endpoint, uint32_t waiting, uint64_t since) {
+  char *text = arg;
+  size_t n = strlen(text);
+  snprintf(text + n, 200 - n, "%s%u:%u since %u", n ? " " : "", endpoint, waiting, (unsigned)(since / SEC));
+}
+
+static void waits_are(struct t_pm *t, const char *want) {
+  char text[200] = "";
+  rd2h_pm_waits(t->pm, see_wait, text);
+  assert_string_equal(text, want);
+}
+
+/* Layer messages count, sent or not, until they are answered or given up; what else is sent does not. */
+static void test_who_has_not_answered(void **state) {
+  (void)state;
+  struct t_pm t = p_start(&p_cfg);
+  uint32_t e = endpoint(&t, "d:1"), f = endpoint(&t, "d:2"), x = bind(&t, "x", e), y = bind(&t, "y", f);
+  waits_are(&t, "");
+  dispatch(&t, e, 0, 0, x); /* in second 1, before there is a connection */
+  waits_are(&t, "0:1 since 1");
+  open_epoch(&t, e, true);
+  pass(&t, 20 * SEC);
+  dispatch(&t, e, 1, 1, x);
+  dispatch(&t, f, 0, 2, y);
+  open_epoch(&t, f, true);
+  waits_are(&t, "0:2 since 1 1:1 since 21");
+  pass(&t, 10 * SEC); /* the first is given up */
+  waits_are(&t, "0:1 since 21 1:1 since 21");
+  all_good(&t, f, 0, 1);
+  last(&t, y, f); /* done is on its way now */
+  waits_are(&t, "0:1 since 21");
+  p_stop(&t);
+}
+
 /* Each batch has its own time, also behind one that was given up. */
 static void test_hold_of_each(void **state) {
   (void)state;
@@ -754,7 +789,7 @@ int main(void) {
     cmocka_unit_test(test_idle),
     cmocka_unit_test(test_idle_after_a_late_answer),
     cmocka_unit_test(test_cancel_from_decode),
-    cmocka_unit_test(test_external_ids),
+    cmocka_unit_test(test_external_ids), cmocka_unit_test(test_who_has_not_answered),
     cmocka_unit_test(test_why_it_was_not_bound), cmocka_unit_test(test_limits),
     cmocka_unit_test(test_out_of_memory),
   };
