@@ -5,6 +5,8 @@ vLLM."""
 from __future__ import annotations
 
 import re
+import time
+from collections import deque
 from typing import Any
 
 from rd2h import _ascend, _vllm_model, _vllm_options, core
@@ -14,6 +16,7 @@ from rd2h._vllm_support import keys, state_on_signal
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
 LAYER_NUMBER = re.compile(r"layers\.(\d+)")
+STEP_PAUSES = (0.01, 0.05, 0.2, 0.0)  # seconds between two tries of a step that meets no memory
 GATE_MARGIN_MS = 1_000  # the C side gives a reader up after hold_ms; waits last a little longer, never for ever
 
 
@@ -36,6 +39,7 @@ class PrefillRank:
         self.number = pp.rank_in_group * e.tp_size + tp.rank_in_group
         self._layout = _layout(e, kv_caches, tp.rank_in_group, _vllm_model.tensors(e, kv_caches))
         self._on_stream, self._current = e.ascend, 0
+        self._owed: deque[bytes] = deque()  # steps that the C side has not taken
         self._layers: dict[str | int, int | None] = {name: self._layout.find(name) for name in kv_caches}
         self._layers |= {int(n[1]): i for name, i in self._layers.items() if (n := LAYER_NUMBER.search(name))}
         self.raises = o["on_read_failure"] == "raise"
@@ -59,8 +63,27 @@ class PrefillRank:
         )
 
     def step(self, metadata: Any) -> None:
+        """Steps are taken in order, and one that meets no memory before everything else: a request whose end gets lost is never
+        reported, and vLLM would hold its blocks for ever. Nothing of a step that is not taken yet goes out."""
         self._current = 0
-        self._c.step(metadata.blob)
+        self._owed.append(metadata.blob)
+        while self._owed:
+            try:
+                self._take(self._owed[0])
+            except core.Rd2hError as e:
+                if e.status != core.lib.RD2H_NOMEM:
+                    self._owed.popleft()
+                raise
+            self._owed.popleft()
+
+    def _take(self, blob: bytes) -> None:
+        for pause in STEP_PAUSES:
+            try:
+                return self._c.step(blob)
+            except core.Rd2hError as e:
+                if e.status != core.lib.RD2H_NOMEM or not pause:
+                    raise
+            time.sleep(pause)
 
     def finished(self, request_ids: set[str]) -> None:
         pass

@@ -11,11 +11,14 @@ import tempfile
 import threading
 import time
 import unittest
+from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import engine
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from rd2h import _vllm_options, _vllm_stats, _vllm_support, core
+from rd2h import _vllm_options, _vllm_stats, _vllm_support, _vllm_worker, core
 from rd2h._log import logger
 from test_laws import Law, prompt
 
@@ -24,6 +27,42 @@ def keys_new() -> tuple[str, str]:
     public, secret = core.ffi.new("char[41]"), core.ffi.new("char[41]")
     assert core.lib.rd2h_keys_new(public, secret, core.ffi.NULL) == 0
     return core.ffi.string(public).decode(), core.ffi.string(secret).decode()
+
+
+class Steps(unittest.TestCase):
+    """A step that meets no memory is repeated, later too, and before every other one."""
+
+    def rank(self, answers: list[int]) -> tuple[_vllm_worker.PrefillRank, list[bytes]]:
+        taken: list[bytes] = []
+
+        def step(blob: bytes) -> None:
+            status = answers.pop(0) if answers else 0
+            if status:
+                raise core.Rd2hError(status, "")
+            taken.append(blob)
+
+        rank = object.__new__(_vllm_worker.PrefillRank)
+        rank._owed, rank._c = deque(), SimpleNamespace(step=step)
+        return rank, taken
+
+    def step(self, rank, blob: bytes) -> int:
+        try:
+            rank.step(SimpleNamespace(blob=blob))
+        except core.Rd2hError as e:
+            return e.status
+        return 0
+
+    def test_no_memory_for_a_step(self):
+        nomem, bad = core.lib.RD2H_NOMEM, core.lib.RD2H_MALFORMED
+        with mock.patch.object(_vllm_worker.time, "sleep"):
+            rank, taken = self.rank([nomem, nomem])
+            self.assertEqual((self.step(rank, b"1"), taken), (0, [b"1"]))
+            rank, taken = self.rank([nomem] * len(_vllm_worker.STEP_PAUSES))
+            self.assertEqual((self.step(rank, b"1"), taken), (nomem, []))
+            self.assertEqual((self.step(rank, b"2"), taken), (0, [b"1", b"2"]))
+            rank, taken = self.rank([bad])
+            self.assertEqual((self.step(rank, b"1"), taken), (bad, []))
+            self.assertEqual((self.step(rank, b"2"), taken), (0, [b"2"]))
 
 
 class Keys(Law):
