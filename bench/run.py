@@ -24,7 +24,8 @@ FOLDER = ROOT / "build-bench"
 VENV = FOLDER / "venv/bin/python"
 REFERENCE = "0.29.0rc1"
 SIZES = [(1, 32), (1, 256), (1, 1024), (16, 256), (64, 256), (256, 256), (256, 1024)]
-SMALL = [((1, 32), "scatter"), ((1, 256), "scatter"), ((16, 256), "scatter"), ((64, 256), "scatter"), ((64, 256), "contig")]
+SMALL = [((1, 32), "scatter"), ((1, 256), "scatter"), ((16, 256), "scatter"), ((64, 256), "scatter"), ((64, 256), "contig"),
+         ((256, 1024), "scatter")]
 BLOCKS = [256, 4096, 16384, 65536, 131072, 1048576, 16777216]
 PACKAGES = {
     "drivers and plots": ["pyzmq", "msgspec", "numpy", "matplotlib"],
@@ -79,6 +80,9 @@ def setup_ucx() -> Path:
 
 def setup_reference() -> dict:
     python = Path(os.environ.get("REFERENCE_PYTHON", ROOT / ".venv-vllm/bin/python"))
+    if not python.exists():
+        say("making .venv-vllm, whose torch the reference runs with (about two minutes, 2 GB)")
+        run(["scripts/setup_vllm.sh"], seconds=1800)
     run([python, "-c", "import torch, zmq, msgspec"])
     source = os.environ.get("REFERENCE_SRC")
     if not source:
@@ -229,10 +233,15 @@ def e2e(rd2h: Path, rounds: int) -> list[dict]:
     return out
 
 
-def peers(rd2h: Path, rounds: int, small: bool) -> dict | None:
-    say("very many Prefill ranks")
-    return attempt("very many Prefill ranks",
-                   lambda: json.loads(run([rd2h, "bench", "peers", "--json", "--runs", min(rounds, 2 if small else 5)], seconds=1200)))
+def peers(rd2h: Path, rounds: int, small: bool) -> list[dict]:
+    out = []
+    for n in (10, 100, 1000):
+        say(f"{n} Prefill ranks")
+        row = attempt(f"{n} Prefill ranks",
+                      lambda c=n: json.loads(run([rd2h, "bench", "peers", "--json", "--peers", c, "--runs", min(rounds, 3 if small else 5)],
+                                                 seconds=1200)))
+        out += [row] if row else []
+    return out
 
 
 def ucx(have: dict, rounds: int) -> list[dict]:

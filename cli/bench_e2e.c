@@ -226,14 +226,14 @@ static void usage(void) {
        "\n"
        "  --engine E    local or tcp (local)\n"
        "  --shared      Prefill's memory is of rd2h_shared_alloc\n"
-       "  --layers N    (24)\n"
+       "  --layers N    (61)\n"
        "  --blocks N    blocks of a layer (64)\n"
        "  --block N     bytes of a block (131072)\n"
        "  --compute N   a layer's computation, in percent of its transfer (110)\n"
        "  --runs N      runs; medians are shown (9)\n"
        "  --json        one JSON object\n"
        "\n"
-       "example: rd2h bench e2e --engine tcp --layers 61 --blocks 16");
+       "example: rd2h bench e2e --engine tcp --layers 24 --blocks 16");
 }
 
 static bool engine_fits(const char *name) {
@@ -249,7 +249,7 @@ static int parse(int argc, char **argv, struct options *o, bool *shared) {
                                         {"compute", required_argument, NULL, 'c'}, {"runs", required_argument, NULL, 'n'},
                                         {"shared", no_argument, NULL, 's'},       {"json", no_argument, NULL, 'j'},
                                         {"help", no_argument, NULL, 'h'},         {NULL, 0, NULL, 0}};
-  *o = (struct options){.engine = "local", .layers = 24, .blocks = 64, .block = 131072, .compute = 110, .runs = 9};
+  *o = (struct options){.engine = "local", .layers = 61, .blocks = 64, .block = 131072, .compute = 110, .runs = 9};
   bool fine = true;
   opterr = 0;
   for (int c; fine && (c = getopt_long(argc, argv, ":h", longs, NULL)) != -1;) {

@@ -4,6 +4,7 @@
  * take answers in for as long as it has to wait for them. So a layer in lockstep costs no hand-over between threads. */
 #include "worker/prefill_worker.h"
 #include <errno.h>
+#include <sched.h>
 #include <sys/epoll.h>
 #include <unistd.h>
 
@@ -128,6 +129,7 @@ int pw_wait(rd2h_pw *w, uint32_t timeout_ms, bool (*ready)(void *), void *arg) {
   if (!x.have_role)
     return rc;
   pthread_mutex_unlock(&w->gate.mu);
+  sched_yield(); /* this thread is to sleep anyway: where ZeroMQ's shares its CPU, what was sent goes first */
   watch_sockets(w, false);
   rc = pump(w, until, ready, arg);
   pthread_mutex_unlock(&w->gate.mu);
