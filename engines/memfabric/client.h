@@ -38,6 +38,7 @@ struct mf_session {
   struct mf_job *running; /* NULL also when the job was taken away before it read anything */
   void *object;
   uint64_t call_since, used_ns;
+  uint8_t got[RD2H_PATTERN]; /* lives as long as the object */
 };
 
 struct rd2h_peer {

@@ -4,6 +4,7 @@
 /* Inside of engine memfabric: the C library of MemFabric Hybrid, loaded at run time. Its transfer objects live and die slowly (0.1
  * to 2 s, 13 s when the peer is gone) and its reads block up to 30 s, so each session has a thread of its own. */
 #include "base/base.h"
+#include "base/pattern.h"
 #include <rd2h/engine.h>
 
 #define MF_ID_MAX 64u         /* "address:port" with its end; what the library takes */
@@ -125,6 +126,7 @@ struct mf_conn {
   int32_t op;
   uint32_t n;
   struct mf_range *range; /* rd2h_free */
+  uint64_t pattern, seed; /* RD2H_PATTERN bytes that follow from the seed; 0: there are none */
 };
 uint32_t rd2h_mf_conn_bytes(const struct mf_conn *);
 void rd2h_mf_conn_encode(const struct mf_conn *, uint8_t *out);

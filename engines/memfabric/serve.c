@@ -15,6 +15,8 @@ struct mf_serve {
   uint32_t n, n_registered; /* areas; registrations made of them */
   struct mf_range *area, *merged; /* MF_AREAS_MAX + 1 each */
   bool published;
+  uint8_t *pattern; /* in a page of its own, which is all that is shown with it; NULL: none */
+  uint64_t seed;
   struct mf_serve *next;
 };
 
@@ -47,6 +49,18 @@ static void note(struct mf_serve *s, bool on) {
   pthread_mutex_unlock(&lock);
 }
 
+/* What Decode tries its way here with. Host memory: only the protocols that run on the host serve it. */
+static void open_pattern(struct mf_serve *s) {
+  struct rd2h_error err = {0};
+  if (!s->o->protocol->nic || rd2h_random(&s->seed, sizeof s->seed))
+    return;
+  s->pattern = rd2h_shared_alloc(MF_PAGE, 0, &err);
+  if (s->pattern)
+    rd2h_pattern_fill(s->pattern, s->seed);
+  else
+    RD2H_WARN("engine memfabric: no pattern for Decode to try its way with: %s", err.text);
+}
+
 int rd2h_mf_serve_open(const struct mf_api *api, const struct mf_options *o, const char *host, struct mf_serve **out,
                        struct rd2h_error *err) {
   struct mf_serve *s = rd2h_zalloc(sizeof *s);
@@ -60,6 +74,7 @@ int rd2h_mf_serve_open(const struct mf_api *api, const struct mf_options *o, con
   rc = rd2h_mf_create(api, o, MF_SENDER, s->store->id, s->store->id, &s->object, err);
   if (rc)
     goto no_object;
+  open_pattern(s);
   note(s, true);
   *out = s;
   return RD2H_OK;
@@ -76,6 +91,7 @@ void rd2h_mf_serve_close(struct mf_serve *s) {
   note(s, false);
   s->api->destroy(s->object, 0);
   rd2h_mf_store_give(s->store);
+  rd2h_shared_free(s->pattern);
   rd2h_free(s->area);
   rd2h_free(s);
 }
@@ -102,8 +118,11 @@ int rd2h_mf_serve_reg(struct mf_serve *s, const struct rd2h_region *r, uint32_t 
   return RD2H_OK;
 }
 
+/* The pattern comes last: who can read it can read all. */
 static int register_all(struct mf_serve *s) {
   uint32_t m = rd2h_mf_merge(s->area, s->n, s->merged);
+  if (s->pattern)
+    s->merged[m++] = (struct mf_range){(uintptr_t)s->pattern, MF_PAGE};
   for (; s->n_registered < m; s->n_registered++) {
     const struct mf_range *r = &s->merged[s->n_registered];
     rd2h_mf_listen();
@@ -122,7 +141,7 @@ static int register_all(struct mf_serve *s) {
 }
 
 int rd2h_mf_serve_publish(struct mf_serve *s, uint8_t *buf, uint32_t cap, uint32_t *len) {
-  struct mf_conn c = {.op = s->o->protocol->op, .n = s->n, .range = s->area};
+  struct mf_conn c = {.op = s->o->protocol->op, .n = s->n, .range = s->area, .pattern = (uintptr_t)s->pattern, .seed = s->seed};
   int rc = s->published ? RD2H_OK : register_all(s);
   if (rc)
     return rc;

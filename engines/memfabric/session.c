@@ -262,13 +262,34 @@ static bool refused(const struct mf_read *r) {
   return (r->code == MF_INVALID || r->code == MF_NO_OPERATOR) && r->longest_ns <= MF_SUSPECT_NS;
 }
 
+/* The first read through an object: bytes that are known. A wrong device would deliver what a model turns into plausible text. */
+static int try_way(struct mf_session *s, const struct mf_conn *conn, struct mf_read *r, struct rd2h_error *err) {
+  void *local = s->got;
+  const uint64_t len = RD2H_PATTERN;
+  const struct rd2h_batch trial = {.n = 1, .bytes = len, .local = &local, .remote = &conn->pattern, .len = &len};
+  const struct rd2h_batch *batch = r->batch;
+  r->batch = &trial;
+  int rc = rd2h_mf_read(r, err);
+  r->batch = batch;
+  r->done = 0;
+  uint32_t at = rc ? RD2H_PATTERN : rd2h_pattern_wrong(s->got, conn->seed);
+  if (at == RD2H_PATTERN)
+    return rc;
+  RD2H_ERR("engine memfabric: nothing is read of %s: what came by %s is not its pattern: byte %u is 0x%02x, it should be 0x%02x; look at "
+           "device= and nic= on both sides", s->id, s->o->protocol->name, at, s->got[at], rd2h_pattern_byte(conn->seed, at));
+  return rd2h_fail(err, RD2H_PEER_LOST, "engine memfabric: what comes from %s by %s is not what it holds: byte %u of its pattern is wrong",
+                   s->id, s->o->protocol->name, at);
+}
+
 /* Reads, and says how it went. The lock is held on entry and on return, not in between. */
 static int read_job(struct mf_session *s, struct mf_job *j, uint64_t *bytes) {
   struct mf_read r = {.api = s->api, .object = s->object, .id = s->id, .batch = j->batch, .slice = s->client->slice, .stop = &j->stop,
                       .call_since = &s->call_since, .fresh = s->fresh};
   rd2h_mf_reading(s, true);
   pthread_mutex_unlock(&rd2h_mf_lock);
-  int rc = rd2h_mf_read(&r, j->err);
+  int rc = r.fresh && j->peer->conn.pattern ? try_way(s, &j->peer->conn, &r, j->err) : RD2H_OK;
+  if (!rc)
+    rc = rd2h_mf_read(&r, j->err);
   if (rc == RD2H_IO)
     rc = explain(s, &r, j->err);
   pthread_mutex_lock(&rd2h_mf_lock);

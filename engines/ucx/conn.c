@@ -107,7 +107,7 @@ static int decode_keys(struct rd2h_blob b, struct ucx_conn *c, struct rd2h_error
       return malformed(err, "length of a key", k->key_len);
     p += k->key_len;
   }
-  if (c->pattern.len != UCX_PATTERN)
+  if (c->pattern.len != RD2H_PATTERN)
     return malformed(err, "length of the pattern", c->pattern.len);
   return p == end ? RD2H_OK : malformed(err, "bytes behind its end:", (uint64_t)(end - p));
 }

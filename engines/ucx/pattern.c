@@ -4,27 +4,13 @@
 #include "engines/ucx/ucx.h"
 #include <stdio.h>
 
-/* Every word depends on its place, so that bytes from elsewhere in the pattern are wrong, too. */
-static uint64_t word(uint64_t seed, uint32_t i) {
-  uint64_t z = seed + (i + 1) * 0x9e3779b97f4a7c15u;
-  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-  return z ^ z >> 31;
-}
-
-/* Little-endian on every host. */
-static uint8_t byte(uint64_t seed, uint32_t at) {
-  return (uint8_t)(word(seed, at / 8) >> at % 8 * 8);
-}
-
 int rd2h_ucx_pattern_new(rd2h_engine *e, uint8_t **out, struct rd2h_error *err) {
   if (rd2h_random(&e->seed, sizeof e->seed))
     return rd2h_fail(err, RD2H_IO, "engine ucx: the system gives no random numbers");
-  uint8_t *p = rd2h_alloc(UCX_PATTERN);
+  uint8_t *p = rd2h_alloc(RD2H_PATTERN);
   if (!p)
     return rd2h_nomem(err, "engine ucx");
-  for (uint32_t i = 0; i < UCX_PATTERN; i++)
-    p[i] = byte(e->seed, i);
+  rd2h_pattern_fill(p, e->seed);
   *out = p;
   return RD2H_OK;
 }
@@ -55,7 +41,7 @@ int rd2h_ucx_trial_begin(rd2h_engine *e, rd2h_peer *p, const struct ucx_conn *at
   t->seed = at->seed;
   t->begin = rd2h_now_ns();
   p->open++;
-  void *request = e->ucx->get_nbx(p->ep, t->got, UCX_PATTERN, at->pattern.base, t->rkey, &param);
+  void *request = e->ucx->get_nbx(p->ep, t->got, RD2H_PATTERN, at->pattern.base, t->rkey, &param);
   if (!request || UCX_FAILED(request))
     landed(p, UCX_STATUS(request));
   return RD2H_OK;
@@ -69,15 +55,13 @@ static void fail(rd2h_engine *e, rd2h_peer *p, const char *why) {
 static void compare(rd2h_engine *e, rd2h_peer *p) {
   struct ucx_trial *t = &p->trial;
   char why[384];
-  uint32_t i = 0;
-  while (i < UCX_PATTERN && t->got[i] == byte(t->seed, i))
-    i++;
-  t->on = i < UCX_PATTERN;
+  const uint32_t i = rd2h_pattern_wrong(t->got, t->seed);
+  t->on = i < RD2H_PATTERN;
   if (!t->on)
     return;
   snprintf(why, sizeof why, "what came by %s is not Prefill's pattern of %u bytes: byte %u is 0x%02x, it should be 0x%02x; choose "
-           "other devices or transports on both sides (engine options devices=, tls=)", p->way, UCX_PATTERN, i, t->got[i],
-           byte(t->seed, i));
+           "other devices or transports on both sides (engine options devices=, tls=)", p->way, RD2H_PATTERN, i, t->got[i],
+           rd2h_pattern_byte(t->seed, i));
   fail(e, p, why);
 }
 

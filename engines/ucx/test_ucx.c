@@ -98,7 +98,7 @@ static const struct ucx_key keys[] = {{.base = 4096, .len = 100, .key = (const u
 static const struct ucx_conn sample = {.process = {.pid = 7, .start = 8, .pid_ns = 9, .boot_id = {1, 2, 3}},
                                        .address = (const uint8_t *)"address", .address_len = 7, .n = 3,
                                        .key = (struct ucx_key *)keys, .seed = 0x1122334455667788, .guarded = true,
-                                       .pattern = {.base = 8192, .len = UCX_PATTERN, .key = (const uint8_t *)"kk", .key_len = 2}};
+                                       .pattern = {.base = 8192, .len = RD2H_PATTERN, .key = (const uint8_t *)"kk", .key_len = 2}};
 
 static void connection_data_comes_back(void **state) {
   uint8_t data[256];
@@ -113,7 +113,7 @@ static void connection_data_comes_back(void **state) {
   assert_true(c.seed == sample.seed);
   assert_true(c.guarded);
   assert_int_equal(c.pattern.base, 8192);
-  assert_int_equal(c.pattern.len, UCX_PATTERN);
+  assert_int_equal(c.pattern.len, RD2H_PATTERN);
   assert_memory_equal(c.pattern.key, "kk", 2);
   assert_int_equal(c.address_len, 7);
   assert_memory_equal(c.address, "address", 7);

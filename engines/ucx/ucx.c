@@ -204,7 +204,7 @@ static int open_pattern(rd2h_engine *e, struct rd2h_error *err) {
   int rc = rd2h_ucx_pattern_new(e, &p, err);
   if (rc)
     return rc;
-  rc = map(e, &(struct rd2h_region){.base = p, .len = UCX_PATTERN}, &e->pattern, err);
+  rc = map(e, &(struct rd2h_region){.base = p, .len = RD2H_PATTERN}, &e->pattern, err);
   if (rc)
     rd2h_free(p);
   return rc;

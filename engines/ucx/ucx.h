@@ -5,6 +5,7 @@
  * sleeps on UCX's own event descriptor: on Prefill it only answers what a transport cannot do without its owner. */
 #include "base/base.h"
 #include "base/fifo.h"
+#include "base/pattern.h"
 #include "base/ready.h"
 #include "engines/ucx/api.h"
 #include <pthread.h>
@@ -21,7 +22,6 @@
 #define UCX_ADDRESS_MAX 65536u
 #define UCX_KEY_MAX 4096u
 #define UCX_CONN_MAX (1u << 20)
-#define UCX_PATTERN 4096u     /* bytes that a connection is tried with */
 #define UCX_TIMEOUT_NS (31000 * RD2H_MS) /* where the options name none */
 #define UCX_DEAF_NS (10000 * RD2H_MS) /* gets that UCX does not end are told of after this */
 
@@ -48,7 +48,7 @@ struct ucx_conn {
   const uint8_t *address; /* of the UCX worker, in the blob */
   uint32_t address_len, n;
   struct ucx_key *key;    /* n of them, by region index; len 0: taken back */
-  struct ucx_key pattern; /* UCX_PATTERN bytes that follow from the seed */
+  struct ucx_key pattern; /* RD2H_PATTERN bytes that follow from the seed */
   bool guarded;           /* reads that UCX emulates are not answered */
   uint64_t seed;
 };
@@ -97,7 +97,7 @@ struct ucx_trial {
   ucx_status status; /* once landed */
   uint64_t begin, seed;
   void *rkey;
-  uint8_t got[UCX_PATTERN];
+  uint8_t got[RD2H_PATTERN];
 };
 
 struct rd2h_peer {
@@ -201,7 +201,7 @@ void rd2h_ucx_peer_lose(rd2h_engine *, rd2h_peer *, const char *why);
 bool rd2h_ucx_peer_died(const rd2h_peer *); /* its process, seen from this host, has ended */
 
 /* ---- pattern.c: on the thread, but for open and close ---- */
-/* Prefill's: UCX_PATTERN bytes of a random seed, to be mapped by the caller. */
+/* Prefill's: RD2H_PATTERN bytes of a random seed, to be mapped by the caller. */
 int rd2h_ucx_pattern_new(rd2h_engine *, uint8_t **out, struct rd2h_error *);
 int rd2h_ucx_trial_begin(rd2h_engine *, rd2h_peer *, const struct ucx_conn *, struct rd2h_error *);
 /* Ends the trial, or the peer, once the pattern is here or does not come. */

@@ -447,6 +447,55 @@ static void a_peer_that_stays_silent(void **state) {
   bench_close(&b);
 }
 
+/* Peer 1 has a pattern, of which byte `bad` is wrong (RD2H_PATTERN: none). */
+static void peer_with_pattern(struct bench *b, uint8_t *pattern, uint32_t bad) {
+  struct mf_range all = {(uintptr_t)b->src, BYTES};
+  struct mf_conn c = {.op = 6, .n = 1, .range = &all, .pattern = (uintptr_t)pattern, .seed = 77};
+  struct rd2h_error err = {0};
+  uint8_t data[256];
+  peer_open(b, 1);
+  rd2h_eng_disconnect(b->e, b->p[1].peer);
+  snprintf(c.id, sizeof c.id, "%s", b->p[1].session);
+  rd2h_pattern_fill(pattern, c.seed);
+  if (bad < RD2H_PATTERN)
+    pattern[bad] ^= 4;
+  rd2h_mf_conn_encode(&c, data);
+  struct rd2h_blob at = {(const uint8_t *)c.id, (uint32_t)strlen(c.id)}, conn = {data, rd2h_mf_conn_bytes(&c)};
+  assert_int_equal(rd2h_eng_connect(b->e, at, conn, 1, &b->p[1].peer, &err), RD2H_OK);
+}
+
+/* Before anything else is read through an object, and once. */
+static void T04_a_pattern_is_read_first(void **state) {
+  static uint8_t pattern[RD2H_PATTERN];
+  static const uint32_t bad[] = {RD2H_PATTERN, 0, RD2H_PATTERN - 1};
+  (void)state;
+  for (size_t i = 0; i < RD2H_COUNT(bad); i++) {
+    const bool good = bad[i] == RD2H_PATTERN;
+    struct rd2h_peer_event ev = {.up = true};
+    const char *why;
+    struct bench b;
+    struct load l;
+    bench_open(&b, "13", NULL);
+    peer_with_pattern(&b, pattern, bad[i]);
+    load_set(&l, &b, 1, 1, 1000);
+    struct rd2h_completion c = read_now(&b, 1, &l, &why);
+    assert_int_equal(c.status, good ? RD2H_OK : RD2H_PEER_LOST);
+    assert_int_equal(c.bytes, good ? 1000 : 0);
+    assert_int_equal(b.dst[999], good ? b.src[999] : 0);
+    assert_int_equal(GET(b.lib->reads), good ? 2 : 1);
+    if (good) {
+      assert_int_equal(read_now(&b, 1, &l, &why).status, RD2H_OK);
+      assert_int_equal(GET(b.lib->reads), 3);
+    } else {
+      assert_non_null(strstr(why, "pattern is wrong"));
+      assert_int_equal(rd2h_eng_events(b.e, &ev, 1), 1);
+      assert_int_equal(ev.cookie, 1);
+      assert_int_equal(rd2h_eng_submit(b.e, b.p[1].peer, &l.b), RD2H_PEER_LOST);
+    }
+    bench_close(&b);
+  }
+}
+
 static void closing_waits_for_no_other_engine(void **state) {
   struct rd2h_error err;
   struct bench b;
@@ -533,9 +582,10 @@ static void serve(const char *name) {
   lib->register_code = -2009;
   CHECK(rd2h_eng_publish(e, &conn, &err) == RD2H_IO && !conn.len);
   lib->register_code = 0;
-  CHECK(!rd2h_eng_publish(e, &conn, &err) && lib->registrations == 4);
+  CHECK(!rd2h_eng_publish(e, &conn, &err) && lib->registrations == 5); /* one that failed, and the pattern */
   struct mf_conn c;
   CHECK(!rd2h_mf_conn_decode((struct rd2h_blob){conn.p, (uint32_t)conn.len}, &c, &err) && c.n == 3 && c.range[1].len == 100);
+  CHECK(c.pattern && c.pattern == lib->registered[4][0] && rd2h_pattern_wrong((uint8_t *)(uintptr_t)c.pattern, c.seed) == RD2H_PATTERN);
   CHECK(rd2h_eng_reg(e, &(struct rd2h_region){.base = &c, .len = 8}, &region, &err) == RD2H_STATE);
   CHECK(rd2h_eng_connect(e, (struct rd2h_blob){0}, (struct rd2h_blob){0}, 1, NULL, &err) == RD2H_STATE);
   rd2h_free(c.range);
@@ -575,6 +625,7 @@ int main(void) {
     cmocka_unit_test(configuration), cmocka_unit_test(a_late_link_is_waited_for), cmocka_unit_test(codes_in_errors),
     cmocka_unit_test(no_object_can_be_made), cmocka_unit_test(objects_are_bounded), cmocka_unit_test(a_session_that_hangs),
     cmocka_unit_test(destinations_outlive_the_object), cmocka_unit_test(a_peer_that_stays_silent),
+    cmocka_unit_test(T04_a_pattern_is_read_first),
     cmocka_unit_test(closing_waits_for_no_other_engine), cmocka_unit_test(a_peer_that_is_gone), cmocka_unit_test(store_tls_where_it_works),
   };
   return cmocka_run_group_tests_name("memfabric", cases, NULL, NULL);
