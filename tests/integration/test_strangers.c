@@ -585,26 +585,25 @@ static void decode_is_flooded(void **state) {
 static void prefill_is_flooded(void **state) {
   (void)state;
   struct prefill_case x;
-  struct raw nobody;
+  struct raw mute;
   struct rig_request other;
   int one = 1;
   test_thread = pthread_self();
   rd2h_log_set(hold_up, NULL, RD2H_LOG_INFO);
-  open_prefill(&x, (struct rd2h_prefill_opts){0}, true);
+  open_prefill(&x, (struct rd2h_prefill_opts){.handshake_ms = 500}, true);
   expect_ready(&x, 0, 1, 0);
   zmq_setsockopt(x.raw.socket, ZMQ_ROUTER_MANDATORY, &one, sizeof one);
-  raw_decode(&nobody, NULL);
-  uint16_t port = nobody.port;
-  raw_close(&nobody);
+  raw_decode(&mute, NULL);
   hold_up_next();
   rig_request(&other, "other", 4, 0, 0);
-  rig_send(&x.send, &other, port, 0, 4, true); /* nobody listens: a line of the log */
+  rig_send(&x.send, &other, mute.port, 0, 4, true); /* never acknowledged: a line of the log, by the sender thread's clock */
   rig_step(x.p, &x.send, 1, NULL);
   rig_layers(x.p, 2);
   wait_held_up();
   flood(&x.raw);
   pthread_mutex_unlock(&gate);
   close_prefill(&x);
+  raw_close(&mute);
   rd2h_log_set(NULL, NULL, 0);
 }
 
