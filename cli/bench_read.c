@@ -8,6 +8,7 @@
 #include <getopt.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <pthread.h>
 #include <rd2h/memory.h>
 #include <rd2h/trace.h>
@@ -28,6 +29,7 @@
 #define SAMPLE_BLOCKS 4096u
 #define STEPS_MAX 8u
 #define IOVECS 1024u
+#define STREAMS_MAX 2u /* as many as engine tcp has by itself */
 #define WAIT_MS 30000
 #define ROWS_MAX 128
 
@@ -38,6 +40,7 @@ struct way {
   uint32_t threads;          /* of the engine; 0: as many as it takes by itself */
   bool (*bare)(const struct read_case *, uint32_t step);
   enum rd2h_digest digest; /* of both ranks */
+  uint32_t streams;        /* of bare TCP */
 };
 struct read_case {
   uint64_t block;
@@ -46,7 +49,8 @@ struct read_case {
   uint8_t *source, *target;
   uint32_t *from, *to;    /* ids of all samples */
   pid_t owner;
-  int tcp;                /* reader's end of the bare stream */
+  uint32_t streams;
+  int tcp[STREAMS_MAX];   /* reader's ends of the bare streams */
 };
 struct options {
   bool json, digests;
@@ -103,54 +107,73 @@ static bool by_process_vm(const struct read_case *c, uint32_t step) {
   return true;
 }
 
-/* Moves all of v, however the kernel cuts it. */
-static bool stream(int fd, struct iovec *v, uint32_t n, ssize_t (*call)(int, const struct iovec *, int)) {
-  while (n) {
-    ssize_t got = call(fd, v, (int)n);
-    if (got < 0 && errno == EINTR)
-      continue;
-    if (got <= 0)
-      return false;
-    for (; n && (size_t)got >= v->iov_len; n--, v++)
-      got -= (ssize_t)v->iov_len;
-    if (n) {
-      v->iov_base = (uint8_t *)v->iov_base + got;
-      v->iov_len -= (size_t)got;
-    }
-  }
+/* One stream of a bare read: its share of a sample's blocks. */
+struct flow {
+  int fd;
+  uint32_t at, end;
+  uint64_t off;
+};
+
+/* One call, however much of it the kernel takes. */
+static bool flow_move(const struct read_case *c, struct flow *f, bool out) {
+  struct iovec v[IOVECS];
+  v[0] = (struct iovec){0};
+  uint32_t n = out ? iovecs(c, c->source, c->from, f->at, f->end, v) : iovecs(c, c->target, c->to, f->at, f->end, v);
+  struct msghdr m = {.msg_iov = v, .msg_iovlen = n};
+  v[0].iov_base = (uint8_t *)v[0].iov_base + f->off;
+  v[0].iov_len -= f->off;
+  ssize_t got = out ? sendmsg(f->fd, &m, MSG_DONTWAIT | MSG_NOSIGNAL) : recvmsg(f->fd, &m, MSG_DONTWAIT);
+  if (got <= 0)
+    return got < 0 && (errno == EAGAIN || errno == EINTR);
+  f->off += (uint64_t)got;
+  f->at += (uint32_t)(f->off / c->block);
+  f->off %= c->block;
   return true;
 }
 
-static bool by_stream(const struct read_case *c, uint32_t step) {
-  struct iovec v[IOVECS];
-  uint32_t end = (step + 1) * c->blocks;
-  if (write(c->tcp, &step, sizeof step) != sizeof step)
-    return false;
-  for (uint32_t i = step * c->blocks, n; i < end; i += n) {
-    n = iovecs(c, c->target, c->to, i, end, v);
-    if (!stream(c->tcp, v, n, readv))
+/* A sample by all streams, which one thread serves, as it is in the engine. */
+static bool flows_move(const struct read_case *c, const int *fd, uint32_t step, bool out) {
+  struct flow f[STREAMS_MAX];
+  struct pollfd p[STREAMS_MAX];
+  for (uint32_t i = 0; i < c->streams; i++)
+    f[i] = (struct flow){fd[i], step * c->blocks + c->blocks * i / c->streams, step * c->blocks + c->blocks * (i + 1) / c->streams, 0};
+  for (;;) {
+    uint32_t busy = 0;
+    for (uint32_t i = 0; i < c->streams; i++) {
+      p[i] = (struct pollfd){.fd = f[i].at < f[i].end ? f[i].fd : -1, .events = out ? POLLOUT : POLLIN};
+      busy += f[i].at < f[i].end;
+    }
+    if (!busy)
+      return true;
+    if (poll(p, c->streams, WAIT_MS) <= 0)
       return false;
+    for (uint32_t i = 0; i < c->streams; i++)
+      if (p[i].revents && !flow_move(c, &f[i], out))
+        return false;
   }
-  return true;
+}
+
+static bool by_streams(const struct read_case *c, uint32_t step) {
+  for (uint32_t i = 0; i < c->streams; i++)
+    if (write(c->tcp[i], &step, sizeof step) != sizeof step)
+      return false;
+  return flows_move(c, c->tcp, step, false);
 }
 
 struct server {
   const struct read_case *c;
-  int fd;
+  int fd[STREAMS_MAX];
 };
 
-static void *serve_stream(void *arg) {
+static void *serve_streams(void *arg) {
   const struct server *s = arg;
-  struct iovec v[IOVECS];
-  for (uint32_t step; read(s->fd, &step, sizeof step) == sizeof step;) {
-    uint32_t end = (step + 1) * s->c->blocks;
-    for (uint32_t i = step * s->c->blocks, n; i < end; i += n) {
-      n = iovecs(s->c, s->c->source, s->c->from, i, end, v);
-      if (!stream(s->fd, v, n, writev))
+  for (uint32_t step = 0;;) {
+    for (uint32_t i = 0; i < s->c->streams; i++)
+      if (read(s->fd[i], &step, sizeof step) != sizeof step)
         return NULL;
-    }
+    if (!flows_move(s->c, s->fd, step, true))
+      return NULL;
   }
-  return NULL;
 }
 
 static bool stream_pair(int fd[2]) {
@@ -168,16 +191,17 @@ static bool stream_pair(int fd[2]) {
 }
 
 static const struct way ways[] = {
-  {"memcpy in one process", NULL, false, 0, by_memcpy, RD2H_DIGEST_OFF},
-  {"rd2h local, shared mapping", "local", true, 0, NULL, RD2H_DIGEST_OFF},
-  {"rd2h local, shared, one thread", "local", true, 1, NULL, RD2H_DIGEST_OFF},
-  {"bare process_vm_readv", NULL, false, 0, by_process_vm, RD2H_DIGEST_OFF},
-  {"rd2h local, foreign memory", "local", false, 0, NULL, RD2H_DIGEST_OFF},
-  {"rd2h local, foreign, one thread", "local", false, 1, NULL, RD2H_DIGEST_OFF},
-  {"bare TCP, one stream", NULL, false, 0, by_stream, RD2H_DIGEST_OFF},
-  {"rd2h tcp", "tcp", false, 0, NULL, RD2H_DIGEST_OFF},
-  {"rd2h local, shared, digests", "local", true, 0, NULL, RD2H_DIGEST_FAIL},
-  {"rd2h tcp, digests", "tcp", false, 0, NULL, RD2H_DIGEST_FAIL},
+  {"memcpy in one process", NULL, false, 0, by_memcpy, RD2H_DIGEST_OFF, 0},
+  {"rd2h local, shared mapping", "local", true, 0, NULL, RD2H_DIGEST_OFF, 0},
+  {"rd2h local, shared, one thread", "local", true, 1, NULL, RD2H_DIGEST_OFF, 0},
+  {"bare process_vm_readv", NULL, false, 0, by_process_vm, RD2H_DIGEST_OFF, 0},
+  {"rd2h local, foreign memory", "local", false, 0, NULL, RD2H_DIGEST_OFF, 0},
+  {"rd2h local, foreign, one thread", "local", false, 1, NULL, RD2H_DIGEST_OFF, 0},
+  {"bare TCP, one stream", NULL, false, 0, by_streams, RD2H_DIGEST_OFF, 1},
+  {"bare TCP, two streams", NULL, false, 0, by_streams, RD2H_DIGEST_OFF, 2},
+  {"rd2h tcp", "tcp", false, 0, NULL, RD2H_DIGEST_OFF, 0},
+  {"rd2h local, shared, digests", "local", true, 0, NULL, RD2H_DIGEST_FAIL, 0},
+  {"rd2h tcp, digests", "tcp", false, 0, NULL, RD2H_DIGEST_FAIL, 0},
 };
 enum { N_WAYS = sizeof ways / sizeof ways[0] };
 
@@ -286,14 +310,18 @@ static int measure(struct read_case *c, const struct way *w, struct samples *out
   struct server s = {.c = c};
   struct rd2h_error err = {0};
   pthread_t thread;
-  int fd[2] = {-1, -1}, status = 0, rc = RD2H_OK;
-  bool serves = w->bare == by_stream;
-  if (serves && !stream_pair(fd))
-    return -1;
-  c->tcp = fd[0];
-  s.fd = fd[1];
+  int status = 0, rc = RD2H_OK;
+  bool serves = w->streams != 0;
+  c->streams = w->streams;
+  for (uint32_t i = 0; i < w->streams; i++) {
+    int fd[2];
+    if (!stream_pair(fd))
+      return -1;
+    c->tcp[i] = fd[0];
+    s.fd[i] = fd[1];
+  }
   pid_t pid = reader_start(c, w);
-  if (serves && pthread_create(&thread, NULL, serve_stream, &s))
+  if (serves && pthread_create(&thread, NULL, serve_streams, &s))
     return -1;
   bool there = !w->engine || wait_port();
   if (w->engine && there)
@@ -301,11 +329,13 @@ static int measure(struct read_case *c, const struct way *w, struct samples *out
   if (w->engine)
     kill(pid, SIGKILL);
   waitpid(pid, &status, 0);
-  if (serves) {
-    shutdown(fd[0], SHUT_RDWR);
+  for (uint32_t i = 0; i < w->streams; i++)
+    shutdown(c->tcp[i], SHUT_RDWR);
+  if (serves)
     pthread_join(thread, NULL);
-    close(fd[0]);
-    close(fd[1]);
+  for (uint32_t i = 0; i < w->streams; i++) {
+    close(c->tcp[i]);
+    close(s.fd[i]);
   }
   if (!there)
     return 0;
@@ -414,7 +444,7 @@ static void usage(void) {
   puts("usage: rd2h bench read [OPTION...]\n"
        "\n"
        "Bytes a second out of a Prefill rank's memory into a Decode rank's, by engine and block size, scattered and contiguous;\n"
-       "beside each engine the bare way that it is built on: memcpy, process_vm_readv with 1024 pieces a call, one TCP stream; the bare\n"
+       "beside each engine the bare way that it is built on: memcpy, process_vm_readv with 1024 pieces a call, TCP streams; the bare\n"
        "ways have one thread, engine local has two and once more one.\n"
        "GB/s counts from the moment a message's blocks are planned until they have landed, median and best; the last column is what\n"
        "Prefill sees, from its call that the layer is ready until it knows that it was read. The ways take turns.\n"
