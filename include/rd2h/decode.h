@@ -44,7 +44,8 @@ RD2H_API int rd2h_decode_create(const struct rd2h_decode_opts *, rd2h_decode **,
 RD2H_API void rd2h_decode_destroy(rd2h_decode *);
 RD2H_API uint16_t rd2h_decode_port(const rd2h_decode *);
 
-/* What the scheduler half decided: installs, aborts, failures (bytes of rd2h_decode_scheduler_step_end). */
+/* What the scheduler half decided: installs, aborts, failures (bytes of rd2h_decode_scheduler_step_end). After NOMEM repeat the call with
+ * the same bytes, before any other step, until it is taken: it goes on where it stopped. What it does not get to is never reported. */
 RD2H_API int rd2h_decode_step(rd2h_decode *, const void *meta, size_t len, struct rd2h_error *);
 
 #define RD2H_ATTEMPT_BYTES 16

@@ -33,13 +33,43 @@ def _place(e: Engine) -> dict[str, Any]:
     return {"engine": _vllm_options.engine_spec(e.options, int(npu.rpartition("=")[2]) if npu else None), "device": npu}
 
 
-class PrefillRank:
+class _Steps:
+    """Hands steps to the C side, in order. One that meets no memory is repeated, later too and before everything else: a request that
+    gets lost in it is never reported, and vLLM would hold its blocks for ever."""
+
+    _c: Any
+
+    def __init__(self) -> None:
+        self._owed: deque[bytes] = deque()  # what the C side has not taken yet
+
+    def _take(self, blob: bytes) -> None:
+        self._owed.append(blob)
+        while self._owed:
+            try:
+                self._try(self._owed[0])
+            except core.Rd2hError as e:
+                if e.status != core.lib.RD2H_NOMEM:
+                    self._owed.popleft()
+                raise
+            self._owed.popleft()
+
+    def _try(self, blob: bytes) -> None:
+        for pause in STEP_PAUSES:
+            try:
+                return self._c.step(blob)
+            except core.Rd2hError as e:
+                if e.status != core.lib.RD2H_NOMEM or not pause:
+                    raise
+            time.sleep(pause)
+
+
+class PrefillRank(_Steps):
     def __init__(self, e: Engine, kv_caches: dict[str, Any]) -> None:
+        super().__init__()
         o, tp, pp = e.options, get_tp_group(), get_pp_group()
         self.number = pp.rank_in_group * e.tp_size + tp.rank_in_group
         self._layout = _layout(e, kv_caches, tp.rank_in_group, _vllm_model.tensors(e, kv_caches))
         self._on_stream, self._current = e.ascend, 0
-        self._owed: deque[bytes] = deque()  # steps that the C side has not taken
         self._layers: dict[str | int, int | None] = {name: self._layout.find(name) for name in kv_caches}
         self._layers |= {int(n[1]): i for name, i in self._layers.items() if (n := LAYER_NUMBER.search(name))}
         self.raises = o["on_read_failure"] == "raise"
@@ -63,27 +93,8 @@ class PrefillRank:
         )
 
     def step(self, metadata: Any) -> None:
-        """Steps are taken in order, and one that meets no memory before everything else: a request whose end gets lost is never
-        reported, and vLLM would hold its blocks for ever. Nothing of a step that is not taken yet goes out."""
         self._current = 0
-        self._owed.append(metadata.blob)
-        while self._owed:
-            try:
-                self._take(self._owed[0])
-            except core.Rd2hError as e:
-                if e.status != core.lib.RD2H_NOMEM:
-                    self._owed.popleft()
-                raise
-            self._owed.popleft()
-
-    def _take(self, blob: bytes) -> None:
-        for pause in STEP_PAUSES:
-            try:
-                return self._c.step(blob)
-            except core.Rd2hError as e:
-                if e.status != core.lib.RD2H_NOMEM or not pause:
-                    raise
-            time.sleep(pause)
+        self._take(metadata.blob)
 
     def finished(self, request_ids: set[str]) -> None:
         pass
@@ -138,10 +149,11 @@ class PrefillRank:
         self._layout.close()
 
 
-class DecodeRank:
+class DecodeRank(_Steps):
     raises = False
 
     def __init__(self, e: Engine, kv_caches: dict[str, Any]) -> None:
+        super().__init__()
         o, tp = e.options, get_tp_group()
         self.number = tp.rank_in_group
         self._granted: dict[str, Any] = {}  # id -> its destinations, until the engine is done with the request
@@ -179,7 +191,7 @@ class DecodeRank:
 
     def step(self, metadata: Any) -> None:
         self._granted.update(metadata.granted)
-        self._c.step(metadata.blob)
+        self._take(metadata.blob)
 
     def finished(self, request_ids: set[str]) -> None:
         for request_id in request_ids:

@@ -211,36 +211,57 @@ static int step_install(rd2h_dw *w, const struct rd2h_step_install *s, struct rd
   return install(w, &g, err);
 }
 
-/* Without memory for it the request waits by its other deadline. */
-static void step_answered(rd2h_dw *w, struct rd2h_str id) {
+static int step_end(rd2h_dw *w, const struct rd2h_step_end *e, struct rd2h_error *err) {
+  int rc = rd2h_dw_end(w, e->id, e->status, e->text);
+  if (rc == RD2H_NOMEM)
+    return rd2h_nomem(err, "a request's end");
+  return rc == RD2H_NOT_FOUND && !e->installed ? report_unknown(w, e, err) : RD2H_OK;
+}
+
+static int step_answered(rd2h_dw *w, struct rd2h_str id, struct rd2h_error *err) {
   struct dw_command *c = command_new(DW_ANSWERED, id.n);
   if (!c)
-    return;
+    return rd2h_nomem(err, "an answered rendezvous");
   uint8_t *at = c->data;
   c->grant.id = put_str(&at, id);
   pthread_mutex_lock(&w->mu);
   push_command(w, c);
   pthread_mutex_unlock(&w->mu);
+  return RD2H_OK;
 }
 
+static int step_record(rd2h_dw *w, const struct rd2h_decode_step_view *v, uint32_t i, struct rd2h_error *err) {
+  if (i >= v->n_install + v->n_end)
+    return step_answered(w, v->answered[i - v->n_install - v->n_end], err);
+  if (i >= v->n_install)
+    return step_end(w, &v->end[i - v->n_install], err);
+  int rc = step_install(w, &v->install[i], err);
+  if (rc)
+    RD2H_ERR("decode rank %u: request %.*s could not be installed: %s", w->o.tp_rank, (int)v->install[i].id.n, v->install[i].id.p,
+             rd2h_status_text(rc));
+  return rc;
+}
+
+/* After NOMEM the same bytes come again: they are gone on with behind what was taken of them. */
 int rd2h_dw_step(rd2h_dw *w, const void *meta, size_t len, struct rd2h_error *err) {
   struct rd2h_decode_step_view v;
   rd2h_arena_reset(&w->step_arena);
   int rc = rd2h_step_decode_decode(meta, len, &w->step_arena, &v, err);
   if (rc)
     return rc;
-  for (uint32_t i = 0; i < v.n_install; i++) {
-    int one = step_install(w, &v.install[i], err);
-    if (one)
-      RD2H_ERR("decode rank %u: request %.*s could not be installed: %s", w->o.tp_rank, (int)v.install[i].id.n, v.install[i].id.p,
-               rd2h_status_text(one));
+  uint32_t sum = rd2h_crc32c(meta, len), n = v.n_install + v.n_end + v.n_answered;
+  uint32_t i = len == w->step_len && sum == w->step_sum ? w->step_taken : 0;
+  w->step_taken = 0;
+  for (; i < n; i++) {
+    int one = step_record(w, &v, i, err);
     rc = rc ? rc : one;
+    if (one != RD2H_NOMEM)
+      continue;
+    w->step_len = len;
+    w->step_sum = sum;
+    w->step_taken = i;
+    return one;
   }
-  for (uint32_t i = 0; i < v.n_end; i++)
-    if (rd2h_dw_end(w, v.end[i].id, v.end[i].status, v.end[i].text) == RD2H_NOT_FOUND && !v.end[i].installed)
-      rc = rc ? rc : report_unknown(w, &v.end[i], err);
-  for (uint32_t i = 0; i < v.n_answered; i++)
-    step_answered(w, v.answered[i]);
   return rc;
 }
 

@@ -104,7 +104,9 @@ struct rd2h_dw {
   bool stop, draining;
   pthread_cond_t none_live; /* the last live request has ended */
   int outcome_fd;
-  struct rd2h_arena step_arena; /* of rd2h_dw_step's callers, one at a time */
+  struct rd2h_arena step_arena; /* of rd2h_dw_step's callers, one at a time; so is what follows: */
+  size_t step_len;              /* the step that memory did not suffice for, and how many of its records were taken */
+  uint32_t step_sum, step_taken;
 };
 
 /* decode_command.c */

@@ -493,6 +493,52 @@ static void a_step_is_taken_whole(void **state) {
   rd2h_buf_free(&b);
 }
 
+/* The same at Decode: a step goes on where memory ended, nothing of it is lost and nothing comes twice. */
+static void a_decode_step_goes_on(void **state) {
+  (void)state;
+  static const char *const ids[] = {"a", "b", "never-installed"};
+  static const uint32_t blocks[] = {1, 2};
+  struct rd2h_step_install in[2];
+  struct rd2h_step_end ends[2], gone = {.id = {ids[2], 15}, .status = RD2H_REFUSED};
+  struct rd2h_buf begin = {0}, end = {0};
+  struct rd2h_error err = {0};
+  for (uint32_t i = 0; i < 2; i++) {
+    struct rd2h_str id = {ids[i], 1};
+    in[i] = (struct rd2h_step_install){.id = id, .ext_id = id, .main = blocks, .n_main = 2, .indexer = blocks, .n_indexer = 2};
+    ends[i] = (struct rd2h_step_end){.id = id, .installed = true, .status = RD2H_ABORTED};
+  }
+  rd2h_step_encode_decode(&begin, &(struct rd2h_decode_step_view){.n_install = 2, .install = in, .n_end = 1, .end = &gone});
+  rd2h_step_encode_decode(&end, &(struct rd2h_decode_step_view){.n_end = 2, .end = ends});
+  bool failed = true;
+  for (uint64_t n = 1; failed; n++) {
+    struct rig_pair x;
+    uint32_t seen[3] = {0};
+    rig_pair_open(&x, &(struct rig_shape){.layers = 1, .blocks = 8}, NULL, NULL);
+    rd2h_alloc_fail_at(n);
+    int rc = rd2h_decode_step(x.d, begin.p, begin.len, &err);
+    rd2h_alloc_fail_at(0);
+    failed = rc == RD2H_NOMEM;
+    if (failed)
+      rc = rd2h_decode_step(x.d, begin.p, begin.len, &err);
+    assert_int_equal(rc, RD2H_OK);
+    RIG_OK(rd2h_decode_step(x.d, end.p, end.len, &err), &err);
+    for (uint32_t all = 0; all < 3;) {
+      struct rd2h_outcome out[4];
+      struct pollfd fd = {.fd = rd2h_decode_fd(x.d), .events = POLLIN};
+      assert_int_equal(poll(&fd, 1, RIG_WAIT_MS), 1);
+      uint32_t got = rd2h_decode_collect(x.d, out, 4);
+      for (uint32_t i = 0; i < got; i++, all++)
+        for (uint32_t k = 0; k < 3; k++)
+          seen[k] += !strcmp(out[i].id, ids[k]);
+    }
+    for (uint32_t k = 0; k < 3; k++)
+      assert_int_equal(seen[k], 1);
+    rig_pair_close(&x);
+  }
+  rd2h_buf_free(&begin);
+  rd2h_buf_free(&end);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(one_layer),
@@ -511,6 +557,7 @@ int main(void) {
       cmocka_unit_test(steady_state_allocates_nothing),
       cmocka_unit_test(short_of_memory),
       cmocka_unit_test(a_step_is_taken_whole),
+      cmocka_unit_test(a_decode_step_goes_on),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -32,7 +32,7 @@ def keys_new() -> tuple[str, str]:
 class Steps(unittest.TestCase):
     """A step that meets no memory is repeated, later too, and before every other one."""
 
-    def rank(self, answers: list[int]) -> tuple[_vllm_worker.PrefillRank, list[bytes]]:
+    def rank(self, kind: type, answers: list[int]) -> tuple[_vllm_worker._Steps, list[bytes]]:
         taken: list[bytes] = []
 
         def step(blob: bytes) -> None:
@@ -41,28 +41,29 @@ class Steps(unittest.TestCase):
                 raise core.Rd2hError(status, "")
             taken.append(blob)
 
-        rank = object.__new__(_vllm_worker.PrefillRank)
-        rank._owed, rank._c = deque(), SimpleNamespace(step=step)
+        rank = object.__new__(kind)
+        rank._owed, rank._granted, rank._c = deque(), {}, SimpleNamespace(step=step)
         return rank, taken
 
     def step(self, rank, blob: bytes) -> int:
         try:
-            rank.step(SimpleNamespace(blob=blob))
+            rank.step(SimpleNamespace(blob=blob, granted={}))
         except core.Rd2hError as e:
             return e.status
         return 0
 
     def test_no_memory_for_a_step(self):
         nomem, bad = core.lib.RD2H_NOMEM, core.lib.RD2H_MALFORMED
-        with mock.patch.object(_vllm_worker.time, "sleep"):
-            rank, taken = self.rank([nomem, nomem])
-            self.assertEqual((self.step(rank, b"1"), taken), (0, [b"1"]))
-            rank, taken = self.rank([nomem] * len(_vllm_worker.STEP_PAUSES))
-            self.assertEqual((self.step(rank, b"1"), taken), (nomem, []))
-            self.assertEqual((self.step(rank, b"2"), taken), (0, [b"1", b"2"]))
-            rank, taken = self.rank([bad])
-            self.assertEqual((self.step(rank, b"1"), taken), (bad, []))
-            self.assertEqual((self.step(rank, b"2"), taken), (0, [b"2"]))
+        for kind in (_vllm_worker.PrefillRank, _vllm_worker.DecodeRank):
+            with self.subTest(kind), mock.patch.object(_vllm_worker.time, "sleep"):
+                rank, taken = self.rank(kind, [nomem, nomem])
+                self.assertEqual((self.step(rank, b"1"), taken), (0, [b"1"]))
+                rank, taken = self.rank(kind, [nomem] * len(_vllm_worker.STEP_PAUSES))
+                self.assertEqual((self.step(rank, b"1"), taken), (nomem, []))
+                self.assertEqual((self.step(rank, b"2"), taken), (0, [b"1", b"2"]))
+                rank, taken = self.rank(kind, [bad])
+                self.assertEqual((self.step(rank, b"1"), taken), (bad, []))
+                self.assertEqual((self.step(rank, b"2"), taken), (0, [b"2"]))
 
 
 class Keys(Law):
