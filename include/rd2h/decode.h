@@ -80,7 +80,7 @@ struct rd2h_decode_stats {
   uint64_t messages, batches, reads, descriptors, bytes, malformed, parked, skipped, refused_meta, replies;
   uint64_t refused_keys; /* connections that curve_allow does not list */
   uint64_t retried;      /* reads tried again */
-  uint64_t digests_checked, digests_wrong; /* blocks of one tensor each; wrong ones are among the checked */
+  uint64_t digests_checked, digests_wrong; /* blocks of one tensor each, each time they were read; wrong ones are among the checked */
   uint64_t digests_missing; /* reads that could not be checked: Prefill sent no digests, or not one for each block */
   uint64_t failed_transport, failed_peer_lost, failed_layout, failed_expired, failed_other, aborted, completed;
   uint32_t peers, requests, reads_in_flight, parked_now;
