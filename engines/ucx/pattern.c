@@ -44,6 +44,10 @@ int rd2h_ucx_trial_begin(rd2h_engine *e, rd2h_peer *p, const struct ucx_conn *at
   void *request = e->ucx->get_nbx(p->ep, t->got, RD2H_PATTERN, at->pattern.base, t->rkey, &param);
   if (!request || UCX_FAILED(request))
     landed(p, UCX_STATUS(request));
+  if (UCX_FAILED(request) && !rd2h_ucx_peer_died(p)) /* not even begun: no way of these can read */
+    return rd2h_fail(err, RD2H_UNSUPPORTED, "engine ucx: nothing can be read of %s by %s: %s%s%s", p->name, p->way,
+                     e->ucx->status_text(UCX_STATUS(request)), rd2h_ucx_said(),
+                     e->emulation ? "" : "; with emulation=0 only RDMA and cma can");
   return RD2H_OK;
 }
 

@@ -393,6 +393,19 @@ static void hold_closing(rd2h_engine *e) {
   e->deaf_ns = 500 * RD2H_MS;
 }
 
+static int nothing(rd2h_engine *e, void *arg, struct rd2h_error *err) {
+  (void)e;
+  (void)arg;
+  (void)err;
+  return RD2H_OK;
+}
+
+/* On return the thread has posted what was submitted: it takes reads in with the first order, and posts before the second. */
+static void wait_posted(void) {
+  for (int i = 0; i < 2; i++)
+    rd2h_ucx_order(latest, nothing, NULL, NULL);
+}
+
 static void *disconnect_main(void *pair) {
   struct pair *x = pair;
   rd2h_eng_disconnect(x->eng, x->peer);
@@ -420,7 +433,7 @@ static void a_read_that_ucx_does_not_end(void **state) {
   (void)state;
   if (!source_open(&other, options)) /* before there is an engine here: UCX does not bear being forked */
     skip();
-  assert_true(pair_open(&x, options, 1000));
+  assert_true(pair_open(&x, options, 3000));
   hold_closing(latest);
   assert_int_equal(read_some(&x, x.base, 64, NULL).status, RD2H_OK);
   listen_for("has not ended");
@@ -455,6 +468,7 @@ static void a_fence_that_ucx_holds_up(void **state) {
   stop_peer(&x);
   memset(x.memory, 0, BYTES);
   submit_some(&x, x.base, BYTES, NULL);
+  wait_posted();
   assert_int_equal(pthread_create(&thread, NULL, disconnect_main, &x), 0);
   wait_heard();
   assert_false(atomic_load(&x.gone));
@@ -556,7 +570,7 @@ static void a_guarded_prefill_outlives_a_bad_address(void **state) {
     if (!source_open(&x, guard ? guarded : open))
       skip();
     pattern_at(&x, 4096);
-    assert_int_equal(open_with(open, false, 1000, &x.eng, NULL), RD2H_OK);
+    assert_int_equal(open_with(open, false, guard ? 1000 : 0, &x.eng, NULL), RD2H_OK);
     pair_connect(&x, false);
     const uint64_t until = rd2h_now_ns() + WAIT_MS * RD2H_MS;
     while (!rd2h_eng_events(x.eng, &ev, 1)) {
@@ -596,6 +610,22 @@ static void reads_without_emulation(void **state) {
   pair_close(&x);
 }
 
+static void tcp_cannot_do_without_emulation(void **state) {
+  static const char *const options[] = {"tls=tcp", "emulation=0", NULL};
+  struct rd2h_error err = {0};
+  rd2h_eng_peer *p;
+  struct pair x;
+  (void)state;
+  if (!source_open(&x, options))
+    skip();
+  assert_int_equal(open_with(options, false, 0, &x.eng, NULL), RD2H_OK);
+  assert_int_equal(rd2h_eng_connect(x.eng, (struct rd2h_blob){(const uint8_t *)"x", 1}, x.blob, 1, &p, &err), RD2H_UNSUPPORTED);
+  assert_non_null(strstr(err.text, "of x by tcp over "));
+  assert_non_null(strstr(err.text, "with emulation=0 only"));
+  rd2h_eng_close(x.eng);
+  source_close(&x);
+}
+
 static void T04_the_log_names_transport_and_device(void **state) {
   static const char *const options[] = {"tls=tcp", "devices=lo", NULL};
   struct pair x;
@@ -631,6 +661,7 @@ int main(void) {
     cmocka_unit_test(T08_tcp_is_warned_of),       cmocka_unit_test(a_read_that_ucx_does_not_end),
     cmocka_unit_test(a_fence_that_ucx_holds_up),  cmocka_unit_test(reads_without_emulation),
     cmocka_unit_test(a_guarded_prefill_outlives_a_bad_address), cmocka_unit_test(a_hole_is_not_registered),
+    cmocka_unit_test(tcp_cannot_do_without_emulation),
   };
   rd2h_log_set(on_line, NULL, RD2H_LOG_INFO);
   return cmocka_run_group_tests_name("ucx", tests, NULL, NULL);
