@@ -5,8 +5,8 @@
  * request:         0 mark (4) | 4 number (4) | 8 descriptors (4) | 12 zero (4) | 16 bytes (8), then the descriptors:
  *                  0 address (8) | 8 length (4) | 12 region (4)
  * reply:           0 kind (4) | 4 number of its request (4) | 8 minus the status (4) | 12 descriptor to blame (4) | 16 zero (48)
- * A head is a cache line long because payload follows it into the kernel's pages: a copy to a place that lies 1 to 63 bytes further
- * in its page than its source does in its own takes up to five times as long (the processor takes each load for one of the stores
+ * A head is a cache line long because payload follows it into the kernel's pages: a copy to a place that lies 1 to 31 bytes further
+ * in its page than its source does in its own takes up to eight times as long (the processor takes each load for one of the stores
  * just before it), and sources mostly begin where pages do. */
 #include "base/le.h"
 #include "engines/tcp/tcp.h"
