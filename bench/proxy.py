@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a request costs in rd2h-proxy, beside the reference's proxy, and what each makes of faults: build/proxy.json, docs/proxy-bench.md.
 
-proxy.py [--proxy PROGRAM] [--rounds N] [--no-reference] [--page] [--json FILE]
+proxy.py [--proxy PROGRAM] [--rounds N] [--no-reference] [--page] [--json FILE] [--only PIECE...]
 Both proxies stand between the same engines (tests/proxy/load.c) and take turns. Each has the first CPU of this process while it is
 measured, clients and engines have the last. The reference's proxy is had from its package (scripts/setup_reference.sh); where it is not to
-be had it is left out. --page also writes the page and its plot.
+be had it is left out. --page also writes the page and its plot. --only: these loads, "streams" or "faults"; the rest stays as the files
+have it, so that a machine need not be quiet for long at a time.
 """
 from __future__ import annotations
 
@@ -97,11 +98,11 @@ def measure(engines: Load, who: str, proxy: Proxy, name: str, clients: int) -> d
     return {**got, "cpu_ms": (cpu_ms(proxy.process.pid) - before) / max(1, got["done"])}
 
 
-def compare(engines: Load, proxies: dict[str, Proxy], rounds: int) -> list[dict]:
+def compare(engines: Load, proxies: dict[str, Proxy], rounds: int, loads: list[str]) -> list[dict]:
     for proxy in proxies.values():
         engines.ask("run", proxy.port, 4, 40, 4, 0)
     rows = []
-    for name in LOADS:
+    for name in loads:
         for clients in CLIENTS[1:] if LOADS[name][1] else CLIENTS:
             got = {who: [] for who in proxies}
             for _ in range(rounds):
@@ -142,7 +143,11 @@ def main() -> int:
     ask.add_argument("--no-reference", action="store_true")
     ask.add_argument("--page", action="store_true")
     ask.add_argument("--json", type=Path, default=ROOT / "build/proxy.json")
+    ask.add_argument("--only", nargs="+", choices=[*LOADS, "streams", "faults"], default=[*LOADS, "streams", "faults"])
     a = ask.parse_args()
+    loads = [name for name in LOADS if name in a.only]
+    more_file = a.json.with_name("proxy-more.json")
+    old, more = (json.loads(f.read_text()) if f.exists() and len(a.only) < len(LOADS) + 2 else {} for f in (a.json, more_file))
     reference = None if a.no_reference else peers.attempt("the reference's proxy", reference_command)
     commands = {"rd2h": [a.proxy]} | ({"reference": reference} if reference else {})
     quiet = {"rd2h": ["--access-log", "/dev/null"], "reference": []}
@@ -156,18 +161,23 @@ def main() -> int:
                 commands = {who: commands[who] for who in proxies}
             print(f"\n{'':<32}{'CPU ms a request':>20}{'':>7}{'p99 ms':>22}\n{'load':<24}{'clients':>8}{'rd2h':>10}{'reference':>10}"
                   f"{'times':>7}{'rd2h':>12}{'reference':>10}{'times':>7}")
-            rows = compare(engines, proxies, a.rounds)
-            streams = hold(engines, proxies["rd2h"])
+            rows = compare(engines, proxies, a.rounds, loads)
+            streams = hold(engines, proxies["rd2h"]) if "streams" in a.only else more["streams"]
             print(f"\n{STREAMS} streams at once: {streams['failed']} failed, {streams['kib_a_stream']} KiB each")
         finally:
             for proxy in proxies.values():
                 proxy.close()
     quiet["rd2h"] += ["--rendezvous-timeout", "3"]  # else it waits for longer than the client
-    faults = proxy_faults.compare({who: lambda p, d, c=command, m=quiet[who]: Proxy(c, p, d, m) for who, command in commands.items()})
+    faults = more.get("faults")
+    if "faults" in a.only:
+        make = {who: lambda p, d, c=command, m=quiet[who]: Proxy(c, p, d, m) for who, command in commands.items()}
+        faults = proxy_faults.compare(make)
+    rows += [row for row in old if row["load"] not in loads]
+    rows.sort(key=lambda row: (list(LOADS).index(row["load"]), row["clients"]))
     a.json.parent.mkdir(exist_ok=True)
     a.json.write_text(json.dumps(rows, indent=1) + "\n")
-    rest = {"streams": streams, "faults": faults, "load": [begin, os.getloadavg()], "rounds": a.rounds}
-    a.json.with_name("proxy-more.json").write_text(json.dumps(rest, indent=1) + "\n")
+    rest = {"streams": streams, "faults": faults, "load": [more.get("load", [begin])[0], os.getloadavg()], "rounds": a.rounds}
+    more_file.write_text(json.dumps(rest, indent=1) + "\n")
     if a.page:
         peers.setup(False)
         peers.run([peers.VENV, ROOT / "bench/proxy_page.py", a.json])
