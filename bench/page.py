@@ -202,9 +202,9 @@ the thinner lines with one."""
 E2E = """A prompt of {layers} layers, {mib:.0f} MiB each, computed (slept: an accelerator would compute) layer by layer in {compute} % of a
 layer's transfer, read meanwhile. What is visible after the last layer, until Decode has the request: one layer's transfer is the
 least that is possible."""
-CROWD = """CPU time of the whole Decode process for one message when {requests:,} requests are live, from one Prefill rank or from {peers:,} in
-turns; and of its control thread alone, the rest being ZeroMQ's thread, for which each connection costs system calls of its own.
-Everything is on its way before Decode takes the first message, and no two messages in a row are about the same requests. The bare
+CROWD = """CPU time of the whole Decode process for one message when {requests:,} requests are live, from one Prefill rank or from
+{peers:,} in turns; and of its control thread alone, the rest being ZeroMQ's thread, for which each connection costs system calls of its
+own. Everything is on its way before Decode takes the first message, and no two messages in a row are about the same requests. The bare
 ROUTER answers as many messages of as many bytes and does nothing else: of its growth none is ours."""
 UCX = """The same gets of the same memory, posted by engine `ucx` and by a bare UCX reader in turns: 1.00 is as fast as UCX itself. What
 the engine adds is a thread of its own, peers whose death is noticed, cancellation, and checks of every range."""
@@ -242,7 +242,8 @@ def targets(b: dict) -> list[tuple[str, float, bool, float]]:
     for r in b.get("control") or []:
         bound = {(64, 256): 50, (256, 1024): 60, (1, 32): 8}.get((r["requests"], r["blocks"]))
         if r["who"] == "reference" and r["pattern"] == "scatter" and bound:
-            out.append((f"Decode's CPU a message, {r['requests']} x {r['blocks']} scattered: reference / rd2h", bound, False, r["times_rd2h"]))
+            out.append((f"Decode's CPU a message, {r['requests']} x {r['blocks']} scattered: reference / rd2h", bound, False,
+                        r["times_rd2h"]))
     p = b.get("pair") or {}
     if "reference_times" in p:
         out.append(("a layer's round trip: reference / rd2h", 6, False, p["reference_times"]))
@@ -256,7 +257,8 @@ def targets(b: dict) -> list[tuple[str, float, bool, float]]:
                                ("rd2h tcp", "bare TCP, one stream", 0.9), ("rd2h tcp", "UCX, tcp", 3)):
         for size in (16384, 131072):
             if (ours, size) in value and (other, size) in value:
-                out.append((f"scattered blocks of {size_text(size)}: {ours} / {other}", bound, False, value[ours, size] / value[other, size]))
+                out.append((f"scattered blocks of {size_text(size)}: {ours} / {other}", bound, False,
+                            value[ours, size] / value[other, size]))
     for r in b.get("e2e") or []:
         out.append((f"visible beyond one layer, % of the whole transfer: {r['way']}", 1, True, r["beyond_percent"]))
     for r in (b.get("peers") or [])[-1:]:
@@ -282,7 +284,8 @@ def page(b: dict) -> str:
     m = b["machine"]
     loads = {k: ", ".join(map(str, m[k])) for k in ("load", "load_after")}
     busy = "" if max(m["load"][0], m["load_after"][0]) < 3 else ", or so it should have been"
-    parts = ["# Benchmarks", INTRO.format(**{**m, **loads}, rounds=b["rounds"], busy=busy), "## What was aimed at", TARGETS, target_table(b)]
+    parts = ["# Benchmarks", INTRO.format(**{**m, **loads}, rounds=b["rounds"], busy=busy)]
+    parts += ["## What was aimed at", TARGETS, target_table(b)]
     if b.get("control"):
         parts += ["## Control path", CONTROL, control_table(b["control"]), "![CPU time of a message](img/message-cost.svg)",
                   "![CPU time of a block as requests grow](img/growth.svg)"]

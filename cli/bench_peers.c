@@ -390,8 +390,8 @@ static void print_table(const struct options *o, const struct line *l, double ad
     table_row_end(&t);
   }
   table_end(&t);
-  printf("\n%sBeyond what the bare ROUTER's thread takes, the rank's own takes %.2f times as much for a message of one of all ranks as for\n"
-         "one of a single rank.%s\n", color_dim(), added, color_off());
+  printf("\n%sBeyond what the bare ROUTER's thread takes, the rank's own takes %.2f times as much for a message of one of all ranks as\n"
+         "for one of a single rank.%s\n", color_dim(), added, color_off());
 }
 
 static void print_result(const struct options *o, struct result *r) {

@@ -34,7 +34,7 @@ static void L01_L02_aborts_give_everything_back(void **state) {
   struct rig_pair x;
   struct rd2h_decode_stats st;
   struct rd2h_outcome o;
-  char id[TIMES][8];
+  char id[TIMES][16];
   rig_pair_open(&x, &shape, NULL, NULL);
   for (int i = 0; i < TIMES; i++) {
     struct rig_request r;
@@ -190,7 +190,7 @@ static void D11_T06_silent_decode_blocks_nobody(void **state) {
   rig_layers(x.p, shape.layers);
   uint64_t begun = rd2h_now_ns();
   for (int i = 0; i < 10; i++) {
-    char id[8];
+    char id[16];
     snprintf(id, sizeof id, "h%d", i);
     struct rig_request q;
     rig_request(&q, id, 8, 0, 0);
@@ -210,7 +210,7 @@ static void D12_abort_storm(void **state) {
   (void)state;
   enum { REQUESTS = 200, AT_ONCE = 10 };
   struct rig_pair x;
-  char id[REQUESTS][8];
+  char id[REQUESTS][16];
   struct rig_request r[REQUESTS];
   rig_pair_open(&x, &shape, NULL, NULL);
   rig_write_all(&x.src, 9);
