@@ -40,9 +40,7 @@ uint32_t demo_stopped(const struct demo *d) {
 }
 
 bool demo_dump_asked(void) {
-  bool was = asked;
-  asked = 0;
-  return was;
+  return __atomic_exchange_n(&asked, 0, __ATOMIC_RELAXED); /* one that comes in between is not lost */
 }
 
 void demo_dump_block(bool block) {

@@ -195,7 +195,7 @@ static void others_stay(struct cluster *c, struct throttle *t) {
   int64_t grown = held_now() - before;
   rd2h_decode_stats(c->d, &st);
   assert_true(answered < MESSAGES - 64); /* it was there all the time, with more than the engine takes at once */
-  assert_in_range(st.reads_in_flight, 1, MESSAGES);
+  assert_in_range(st.reads_in_flight, 1, MESSAGES + OTHERS); /* an answer may be out before the counters tell of it */
   throttle_release(t);
   for (uint32_t i = 0; i < OTHERS; i++)
     peer_end(c, &c->other[i], i + 1);
