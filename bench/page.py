@@ -73,7 +73,7 @@ def plot_bandwidth(rows: list[dict]) -> None:
     ticks(axes[0].yaxis, [v for v in (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30) if low / 2 < v < high * 2], lambda v, _: f"{v:g}")
     axes[0].set_ylabel("GB/s, best of all samples")
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=4, bbox_to_anchor=(0.5, -0.22), fontsize=9.5)
+    figure.legend(handles, labels, loc="lower center", ncols=4, bbox_to_anchor=(0.5, -0.27), fontsize=9.5)
     save(figure, "bandwidth")
 
 
@@ -142,19 +142,17 @@ def plot_peers(rows: list[dict], block: int) -> None:
 def plot_crowd(rows: list[dict]) -> None:
     figure, ax = plt.subplots(figsize=(7.4, 4.2))
     x = [1, *(r["peers"] for r in rows)]
-    for one, many, part, words, colour, dash in (("one", "many", "us", "Decode, whole process", OURS, "-"),
-                                                 ("one", "many", "thread_us", "Decode, control thread", OURS_2, "-"),
-                                                 ("bare_one", "bare_many", "us", "bare ROUTER, whole process", FAINT, (0, (3, 2))),
-                                                 ("bare_one", "bare_many", "thread_us", "bare ROUTER, its thread", GRID, (0, (3, 2)))):
-        y = [rows[-1][one][part], *(r[many][part] for r in rows)]
-        ax.plot(x, y, color="#b8c4ce" if colour == GRID else colour, linestyle=dash, linewidth=2.2 if dash == "-" else 1.5, marker="o",
-                label=words)
-        ax.annotate(f"{y[-1]:.1f}", (x[-1], y[-1]), xytext=(7, -3), textcoords="offset points", color=FAINT if colour == GRID else colour)
+    for many, part, words, colour, dash in (("many", "times_one", "Decode, whole process", OURS, "-"),
+                                            ("many", "thread_times_one", "Decode, control thread", OURS_2, "-"),
+                                            ("bare_many", "times_one", "bare ROUTER, whole process", FAINT, (0, (3, 2))),
+                                            ("bare_many", "thread_times_one", "bare ROUTER, its thread", "#b8c4ce", (0, (3, 2)))):
+        y = [1, *(r[many][part] for r in rows)]
+        ax.plot(x, y, color=colour, linestyle=dash, linewidth=2.2 if dash == "-" else 1.5, marker="o", label=f"{words}: {y[-1]:.1f}")
     ax.set_xscale("log", base=10)
     ticks(ax.xaxis, x, lambda v, _: f"{v:,.0f}")
     ax.set_ylim(bottom=0)
-    ax.set_title("CPU time of a message as Prefill ranks grow, µs")
-    ax.set_xlabel(f"Prefill ranks; {rows[-1]['requests']:,} live requests")
+    ax.set_title("CPU time of a message from many Prefill ranks, times that from one")
+    ax.set_xlabel("Prefill ranks, with ten live requests each")
     ax.legend(fontsize=9.5)
     save(figure, "crowd")
 
@@ -254,7 +252,7 @@ def targets(b: dict) -> list[tuple[str, float, bool, float]]:
                                ("rd2h local, foreign memory", "bare process_vm_readv", 0.95),
                                ("rd2h local, foreign, one thread", "bare process_vm_readv", 0.95),
                                ("rd2h local, shared mapping", "NIXL", 2.5), ("rd2h local, foreign memory", "NIXL", 2.5),
-                               ("rd2h tcp", "bare TCP, one stream", 0.9), ("rd2h tcp", "UCX, tcp", 3)):
+                               ("rd2h tcp", "bare TCP, two streams", 0.9), ("rd2h tcp", "UCX, tcp", 3)):
         for size in (16384, 131072):
             if (ours, size) in value and (other, size) in value:
                 out.append((f"scattered blocks of {size_text(size)}: {ours} / {other}", bound, False,

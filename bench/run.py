@@ -172,7 +172,7 @@ def control(have: dict, rd2h: Path, rounds: int, small: bool) -> list[dict]:
 def pair(have: dict, rd2h: Path, rounds: int) -> dict:
     rows: dict = {"rd2h": [], "reference": []}
     for _ in range(rounds):
-        rows["rd2h"].append(json.loads(run([rd2h, "bench", "pair", "--json", "--runs", "3"])))
+        rows["rd2h"].append(json.loads(run([rd2h, "bench", "pair", "--json"])))
         ref = have.get("reference")
         if not ref:
             continue
@@ -237,9 +237,8 @@ def peers(rd2h: Path, rounds: int, small: bool) -> list[dict]:
     out = []
     for n in (10, 100, 1000):
         say(f"{n} Prefill ranks")
-        row = attempt(f"{n} Prefill ranks",
-                      lambda c=n: json.loads(run([rd2h, "bench", "peers", "--json", "--peers", c, "--runs", min(rounds, 3 if small else 5)],
-                                                 seconds=1200)))
+        words = ["--peers", n, "--requests", 10 * n, "--runs", min(rounds, 3 if small else 5)]
+        row = attempt(f"{n} Prefill ranks", lambda w=words: json.loads(run([rd2h, "bench", "peers", "--json", *w], seconds=1200)))
         out += [row] if row else []
     return out
 
