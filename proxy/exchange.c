@@ -242,7 +242,8 @@ static const struct px_watch WATCH = {on_gone, on_drained};
 static void post(const struct px_ctx *x, enum px_api api, const char *path) {
   struct px_app *app = x->app;
   if (app->flow.parents >= (size_t)app->options.max_requests || app->stopping) {
-    rd2h_px_metrics_refused(&app->metrics, 503);
+    if (!app->stopping) /* a restart is no limit that was met */
+      rd2h_px_metrics_refused(&app->metrics, 503);
     rd2h_px_answer_error(x->conn, 503, app->stopping ? "the proxy is shutting down" : "too many requests under way (max-requests)");
     return;
   }

@@ -61,6 +61,8 @@ void rd2h_px_link_read(struct px_link *l, bool on) {
   l->reading = on;
   if (!on) {
     event_del(&l->reads);
+    if (l->failed) /* that it has is told by the event that this has just taken back */
+      event_active(&l->reads, EV_READ, 1);
     return;
   }
   event_add(&l->reads, NULL);

@@ -91,7 +91,10 @@ void rd2h_px_conn_begin(struct px_conn *c, int status, struct px_span type, stru
   c->chunked_answer = !c->http10;
   c->keep = c->keep && c->chunked_answer && !c->server->winding_down;
   write_head(c, &head, status, type, headers, -1);
-  rd2h_px_link_add(c->link, px_of(&head));
+  if (head.failed)
+    c->keep = c->chunked_answer = false, c->no_body = true; /* the connection ends without an answer */
+  else
+    rd2h_px_link_add(c->link, px_of(&head));
   rd2h_px_free(&head);
 }
 

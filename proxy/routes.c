@@ -40,11 +40,20 @@ static bool has_key(const struct px_head *head, const char *key) {
 }
 
 /* Who may add an engine gets the prompts of all clients: clients may not. */
+/* From this machine itself: what another proxy on it hands on comes from anywhere. */
+static bool is_near(const struct px_ctx *x) {
+  static const char *const handed_on[] = {"x-forwarded-for", "forwarded", "via"};
+  for (size_t i = 0; i < sizeof handed_on / sizeof *handed_on; i++)
+    if (rd2h_px_head_get(x->head, handed_on[i]).p)
+      return false;
+  return rd2h_px_conn_is_local(x->conn);
+}
+
 static bool may(const struct px_ctx *x, const struct route *r) {
   const struct px_options *o = &x->app->options;
   if (r->who == OPERATORS && *o->admin_key)
     return has_key(x->head, o->admin_key);
-  if (r->who == OPERATORS && !rd2h_px_conn_is_local(x->conn))
+  if (r->who == OPERATORS && !is_near(x))
     return false;
   return r->who == ALL || !*o->api_key || has_key(x->head, o->api_key);
 }
@@ -58,7 +67,7 @@ static void on_refused(void *arg, struct px_conn *c, int status, const char *why
 
 static void no_key(const struct px_ctx *x, const struct route *r) {
   const struct px_options *o = &x->app->options;
-  bool far = r->who == OPERATORS && !*o->admin_key && !rd2h_px_conn_is_local(x->conn);
+  bool far = r->who == OPERATORS && !*o->admin_key && !is_near(x);
   const char *why = far ? "without --admin-key only the proxy's own machine may change its engines"
                         : "a valid API key is needed: Authorization: Bearer KEY";
   struct px_buf body = {0};

@@ -246,6 +246,8 @@ class Command:
                                         errors="replace", start_new_session=True)
 
     def kill(self) -> None:
+        if self.process.poll() is not None:
+            return  # its number may be another's by now
         try:
             os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -308,7 +310,7 @@ class SetUp(threading.Thread):
         try:
             self.command = Command([*self.aside, *words], suite)
             status, output = self.command.run()
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the suites that need this must not wait for it
             return f"{' '.join(words)}: {error}"
         return f"{' '.join(words)} ended with status {status}\n{output}" if status else ""
 

@@ -208,7 +208,7 @@ static bool may_go_down(const struct mf_session *s, const struct rd2h_batch *b) 
   static uint8_t byte; /* a late answer may come after this has returned */
   void *local = &byte;
   uint32_t i = 0;
-  while (i < b->n - 1 && !b->len[i])
+  while (i + 1 < b->n && !b->len[i])
     i++;
   const void *remote = (const void *)(uintptr_t)b->remote[i];
   size_t len = 1;
@@ -287,7 +287,7 @@ static int read_job(struct mf_session *s, struct mf_job *j, uint64_t *bytes) {
                       .call_since = &s->call_since, .fresh = s->fresh};
   rd2h_mf_reading(s, true);
   pthread_mutex_unlock(&rd2h_mf_lock);
-  int rc = r.fresh && j->peer->conn.pattern ? try_way(s, &j->peer->conn, &r, j->err) : RD2H_OK;
+  int rc = r.fresh && j->peer->conn.pattern && j->batch->n ? try_way(s, &j->peer->conn, &r, j->err) : RD2H_OK;
   if (!rc)
     rc = rd2h_mf_read(&r, j->err);
   if (rc == RD2H_IO)

@@ -126,10 +126,12 @@ def operators() -> None:
     change = {"type": "decode", "instances": "127.0.0.1:9"}
     with Bench() as b:
         equal([b.send("POST", f"/instances/{what}", change).status for what in ("add", "remove")], [200, 200])
+        for header in ("X-Forwarded-For", "Forwarded", "Via"):
+            equal(b.send("POST", "/instances/add", change, {header: "10.0.0.9"}).status, 403, "handed on by a proxy of this machine")
         if far := own_address():
             url = f"http://127.0.0.1:{b.port}/instances/"
             equal([b.loop.run(post(url + what, change, 5, far))[0] for what in ("add", "remove")], [403, 403])
-            equal(b.gauges()['rd2h_proxy_refused_total{status="other"}'], 2)
+            equal(b.gauges()['rd2h_proxy_refused_total{status="other"}'], 5)
     with Bench(env={"RD2H_PROXY_ADMIN_KEY": "mine", "RD2H_PROXY_API_KEY": "theirs"}) as b:
         send = lambda what, key: b.send("POST", f"/instances/{what}", change, {"Authorization": f"Bearer {key}"}).status  # noqa: E731
         equal([send("add", "theirs"), send("add", "mine"), send("remove", ""), send("remove", "mine")], [401, 200, 401, 200])
