@@ -153,6 +153,12 @@ static bool kept_enough(const struct px_conn *c) {
   return c->in.n >= PIPELINE_BYTES && c->state >= PX_ANSWERING;
 }
 
+/* How long a connection may stand between two requests; an answer that still goes out to a slow client has its own time. */
+int64_t rd2h_px_conn_idle_ms(const struct px_conn *c) {
+  int64_t idle = c->server->limits.idle_ms, send = c->server->limits.send_ms;
+  return send > idle && rd2h_px_link_backlog(c->link) ? send : idle;
+}
+
 static void read_kept(struct px_conn *c) {
   struct px_span s = px_of(&c->in);
   read_requests(c, &s);
@@ -160,7 +166,7 @@ static void read_kept(struct px_conn *c) {
   if (c->in.n == 0)
     rd2h_px_free(&c->in);
   if (c->in.n == 0 && c->state == PX_IDLE)
-    rd2h_px_conn_timer(c, c->server->limits.idle_ms);
+    rd2h_px_conn_timer(c, rd2h_px_conn_idle_ms(c));
   rd2h_px_conn_count(c);
   rd2h_px_link_read(c->link, !kept_enough(c));
 }
@@ -192,7 +198,7 @@ static void on_sent(void *user) {
     rd2h_px_conn_timer(c, c->server->limits.send_ms); /* an answer that goes out, however slowly, is not cut off */
     rd2h_px_conn_close_when_sent(c);
   } else if (c->state == PX_IDLE && c->in.n == 0) {
-    rd2h_px_conn_timer(c, c->server->limits.idle_ms);
+    rd2h_px_conn_timer(c, rd2h_px_conn_idle_ms(c));
   } else if (c->watch && c->watch->drained)
     c->watch->drained(c->user);
 }

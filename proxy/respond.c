@@ -63,7 +63,7 @@ static void answered(struct px_conn *c) {
   }
   c->state = PX_IDLE;
   /* A pipelined request is read from the loop, not from inside the answer to the one before. */
-  rd2h_px_conn_timer(c, c->in.n ? 0 : c->server->limits.idle_ms);
+  rd2h_px_conn_timer(c, c->in.n ? 0 : rd2h_px_conn_idle_ms(c));
 }
 
 void rd2h_px_conn_reply_parts(struct px_conn *c, int status, struct px_span type, struct px_span headers, const struct px_span *part,

@@ -58,6 +58,7 @@ struct px_conn {
 void rd2h_px_conn_free(struct px_conn *c);
 void rd2h_px_conn_count(struct px_conn *c);
 void rd2h_px_conn_timer(struct px_conn *c, int64_t ms);
+int64_t rd2h_px_conn_idle_ms(const struct px_conn *);
 /* Frees the request's head and body; what its handler has taken is the handler's. */
 void rd2h_px_conn_release(struct px_conn *c);
 

@@ -177,6 +177,18 @@ def slow_reader() -> None:
         c.close()
 
 
+@case("a slow client's answer is not cut off by the limit of idle connections")
+def slow_answer() -> None:
+    with Bench(keepalive_timeout=0.3, max_answer="1G") as b:
+        c = b.connect()
+        c.s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 17)
+        c.send(b.request("POST", "/v1/completions", {"model": "big=12000000", "prompt": "x"}))
+        wait_for(lambda: b.gauges()["rd2h_proxy_buffered_bytes"] > 1 << 20, 10, "an answer that goes out")
+        time.sleep(1)
+        true(len(c.answer().text) >= 12000000, "the answer is cut off")
+        c.close()
+
+
 @case("connections are probed by the system: a machine that is gone without a word is noticed within a minute")
 def keepalive() -> None:
     with Bench() as b:
